@@ -1,0 +1,1 @@
+"""The `stoker` command: one small file per command. Heavy imports happen inside the commands."""

@@ -1,0 +1,83 @@
+"""`stoker generate`: one prompt, one answer, in this process."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.extras import need_engine
+
+if TYPE_CHECKING:
+    from stoker.model.load import Loaded
+
+
+def generate(
+    model: Annotated[str, typer.Option(help="A checkpoint directory.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue, or with --chat the user's message.")],
+    max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Continue a text, or answer a message with --chat."""
+    need_engine()
+    from stoker.engine.generate import Sampling, Timing, check_request
+    from stoker.engine.generate import generate as run
+    from stoker.engine.tokenizer import Tokenizer
+
+    directory = Path(model)
+    sampling = Sampling(max_tokens, temperature, seed)  # refuses bad numbers before anything is loaded
+    loaded = load_with_progress(directory)
+    tokenizer = Tokenizer(directory)
+    sampling = replace(sampling, stop_ids=loaded.config.eos_token_ids)
+    ids = tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
+    check_request(ids, sampling, loaded.model)
+
+    timing = Timing()
+    produced: list[int] = []
+    stream = tokenizer.stream()
+    for token in run(loaded.model, ids, sampling, timing):
+        produced.append(token)
+        if not as_json:
+            typer.echo(stream(token), nl=False)
+    steps_per_s = timing.steps / timing.decode_s if timing.steps else 0.0
+    accepted = (len(produced) - 1) / timing.steps if timing.steps else 0.0  # the first token came out of prefill
+    if as_json:
+        result = {
+            "text": tokenizer.decode(produced),
+            "token_ids": produced,
+            "prompt_tokens": len(ids),
+            "completion_tokens": len(produced),
+            "steps": timing.steps,
+            "accepted_per_step": accepted,
+            "tokens_per_s": steps_per_s * accepted,
+            "steps_per_s": steps_per_s,
+        }
+        typer.echo(json.dumps(result))
+        return
+    typer.echo()
+    typer.echo(
+        f"{len(ids)} tokens in, {len(produced)} out; prefill {timing.prefill_s:.2f} s, "
+        f"then {steps_per_s * accepted:.1f} tokens/s",
+        err=True,
+    )
+
+
+def load_with_progress(directory: Path) -> "Loaded":
+    """The model, with a bar on stderr while it loads and its notes after it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from stoker.model.load import load_model
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        loaded = load_model(directory, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    for note in loaded.notes:
+        console.print(f"note: {note}", markup=False)
+    return loaded

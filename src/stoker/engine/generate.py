@@ -1,0 +1,88 @@
+"""One request, alone, in this process: prompt in prefill chunks, then one step per token."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from stoker.engine.sampler import sample
+from stoker.errors import RequestError
+from stoker.model.batch import Batch, Run
+from stoker.model.cache import PAGE_SIZE, Cache
+from stoker.model.decoder import Decoder
+from stoker.ops.family import Family
+
+PREFILL_CHUNK = 512  # tokens; a multiple of 64, so that chunking never shows in the bits
+
+
+@dataclass(frozen=True)
+class Sampling:
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise RequestError(f"max_tokens is {self.max_tokens}, expected at least 1.")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise RequestError(f"temperature is {self.temperature}, expected 0 (greedy) or a positive number.")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise RequestError(f"seed is {self.seed}, expected a number that fits 64 bits.")
+
+
+@dataclass
+class Timing:
+    """Filled while a generation runs. The first token comes out of prefill, so a step more is a token more."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0
+
+
+def check_request(prompt: list[int], sampling: Sampling, model: Decoder) -> None:
+    """Refuses what cannot be served, with the numbers."""
+    if not prompt:
+        raise RequestError("the prompt is empty: it has 0 tokens, expected at least 1.")
+    outside = [token for token in prompt if not 0 <= token < model.config.vocab_size]
+    if outside:
+        raise RequestError(f"token id {outside[0]} is outside the vocabulary of {model.config.vocab_size:,}.")
+    need, context = len(prompt) + sampling.max_tokens, model.config.max_positions
+    if need > context:
+        raise RequestError(
+            f"prompt has {len(prompt):,} tokens and max_tokens asks {sampling.max_tokens:,}: "
+            f"{need:,} > context {context:,}. Shorten the prompt or lower max_tokens."
+        )
+
+
+@torch.inference_mode()
+def generate(model: Decoder, prompt: list[int], sampling: Sampling, timing: Timing | None = None) -> Iterator[int]:
+    """Token ids as they are made. A stop id is yielded and ends the text."""
+    check_request(prompt, sampling, model)
+    timing = timing or Timing()
+    weight = model.embed_tokens.weight
+    pages = list(range(-(-(len(prompt) + sampling.max_tokens) // PAGE_SIZE)))
+    cache = Cache.allocate(model.config, pages=len(pages), slots=1, dtype=weight.dtype, device=weight.device)
+
+    def forward(family: Family, tokens: list[int], cached: int) -> torch.Tensor:
+        """Logits after the last of `tokens`."""
+        batch = Batch.of(family, [Run(tokens, cached, 0, pages)], PAGE_SIZE, weight.device)
+        hidden, _ = model(batch, cache)
+        return model.logits(hidden[batch.last_rows])[0]
+
+    started = time.perf_counter()
+    for begin in range(0, len(prompt), PREFILL_CHUNK):
+        logits = forward(Family.PREFILL, prompt[begin : begin + PREFILL_CHUNK], begin)
+    token = sample(logits, sampling.temperature, sampling.seed, len(prompt))
+    timing.prefill_s = time.perf_counter() - started
+    yield token
+    for count in range(1, sampling.max_tokens):
+        if token in sampling.stop_ids:
+            return
+        position = len(prompt) + count  # of the token to come
+        started = time.perf_counter()
+        token = sample(forward(Family.STEP, [token], position - 1), sampling.temperature, sampling.seed, position)
+        timing.decode_s += time.perf_counter() - started
+        timing.steps += 1
+        yield token

@@ -1,0 +1,51 @@
+"""Text to token ids and back, and the chat template, through transformers. Imported only where text is handled."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import TokenizerError
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+class Tokenizer:
+    def __init__(self, directory: Path) -> None:
+        if not any((directory / name).exists() for name in FILES):
+            raise TokenizerError(
+                f"{directory} has no tokenizer: expected {' or '.join(FILES)}. "
+                "Copy the tokenizer files of the original model into it."
+            )
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises whatever its parsers raise
+            reason = str(error).split("\n")[0]
+            raise TokenizerError(f"the tokenizer in {directory} cannot be read: {reason}") from error
+        self._directory = directory
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's next turn begins."""
+        if not self._tokenizer.chat_template:
+            raise TokenizerError(
+                f"{self._directory} has no chat template; add chat_template.jinja or leave out --chat."
+            )
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.encode(text)
+
+    def stream(self) -> Callable[[int], str]:
+        """Turns token ids into text one by one; halves of a character are held back until they are whole."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        backend = self._tokenizer.backend_tokenizer
+        return lambda token: stream.step(backend, token) or ""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -1,0 +1,28 @@
+"""What a user can get wrong. Each message is one sentence (or two) with the numbers in it and the way out.
+
+The CLI prints these without a traceback and exits with 2; anything else is a bug and keeps its traceback.
+"""
+
+
+class StokerError(Exception):
+    """Base of all mistakes a user can mend."""
+
+
+class ConfigError(StokerError):
+    """A config.json that cannot be read, or that asks for something Stoker does not compute."""
+
+
+class CheckpointError(StokerError):
+    """Weights that are missing, cut short, of the wrong shape, or in a form Stoker refuses to open."""
+
+
+class TokenizerError(StokerError):
+    """A directory without a usable tokenizer or chat template."""
+
+
+class RequestError(StokerError):
+    """A request that cannot be served as asked."""
+
+
+class DependencyError(StokerError):
+    """A command that needs an extra which is not installed."""

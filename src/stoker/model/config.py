@@ -1,0 +1,262 @@
+"""The shape of a network, read from a Hugging Face `config.json`. No torch: planning and inspection use it too.
+
+Whatever Stoker would compute differently from what the file asks for is refused here, by name.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.weights.json_file import read_json
+
+FULL, LINEAR = "full_attention", "linear_attention"
+
+# model_type of the whole file or of its text part -> family
+FAMILIES = {
+    "qwen3_5_moe": "qwen3_5_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_moe": "qwen3_moe",
+}
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    shared_intermediate_size: int  # 0: no shared expert
+    renormalize: bool  # divide the top-k weights by their sum
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """GatedDeltaNet. Value head h reads key head h // (value_heads // key_heads)."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    family: str  # qwen3_5_moe, qwen3_5 or qwen3_moe
+    hidden_size: int
+    layer_types: tuple[str, ...]  # FULL or LINEAR per layer
+    sparse_layers: tuple[bool, ...]  # True: mixture of experts, False: dense MLP
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    vocab_size: int
+    max_positions: int
+    tie_word_embeddings: bool
+    attention_gate: bool  # q_proj also yields a gate per head
+    norm_offset: bool  # RMSNorm multiplies by (1 + w) instead of w
+    intermediate_size: int  # of dense MLPs, 0 if there are none
+    moe: MoeConfig | None
+    delta: DeltaConfig | None
+    mtp_layers: int
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        return tuple(i for i, kind in enumerate(self.layer_types) if kind == FULL)
+
+    @property
+    def linear_layers(self) -> tuple[int, ...]:
+        return tuple(i for i, kind in enumerate(self.layer_types) if kind == LINEAR)
+
+    @classmethod
+    def load(cls, directory: Path) -> "ModelConfig":
+        path = directory / "config.json"
+        config = cls.from_dict(read_json(path), where=str(path))
+        generation = directory / "generation_config.json"
+        if generation.exists():  # config.json names only <|endoftext|>; the end of a turn is listed here
+            eos = _eos(read_json(generation))
+            config = _with_eos(config, eos)
+        return config
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], where: str = "config.json") -> "ModelConfig":
+        text = {**raw, **raw["text_config"]} if isinstance(raw.get("text_config"), dict) else raw
+        model_type = raw.get("model_type", text.get("model_type"))
+        family = FAMILIES.get(str(model_type))
+        if family is None:
+            raise ConfigError(
+                f"{where}: model_type is {model_type!r}; Stoker's engine computes {', '.join(sorted(FAMILIES))}."
+            )
+        fields = _Fields(text, where)
+        _refuse_unsupported(fields)
+        layers = fields.integer("num_hidden_layers")
+        hybrid = family != "qwen3_moe"
+        layer_types = _layer_types(fields, layers) if hybrid else (FULL,) * layers
+        sparse = _sparse_layers(fields, layers, family)
+        heads = fields.integer("num_attention_heads")
+        kv_heads = fields.integer("num_key_value_heads")
+        if heads % kv_heads:
+            raise ConfigError(
+                f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}."
+            )
+        head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
+        theta, partial = _rope(fields, default_partial=0.25 if hybrid else 1.0)
+        return cls(
+            family=family,
+            hidden_size=fields.integer("hidden_size"),
+            layer_types=layer_types,
+            sparse_layers=sparse,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary_dim=int(head_dim * partial),
+            rope_theta=theta,
+            rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+            vocab_size=fields.integer("vocab_size"),
+            max_positions=fields.integer("max_position_embeddings"),
+            # the top level decides: text_config of multimodal files repeats a default that does not hold
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+            attention_gate=hybrid,
+            norm_offset=hybrid,
+            intermediate_size=0 if all(sparse) else fields.integer("intermediate_size"),
+            moe=_moe(fields, family) if any(sparse) else None,
+            delta=_delta(fields) if LINEAR in layer_types else None,
+            mtp_layers=fields.integer("mtp_num_hidden_layers", 0) if hybrid else 0,
+            dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+            eos_token_ids=_eos(text),
+        )
+
+
+class _Fields:
+    """Reads required and optional numbers with errors that name file and field."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.values.get(name)
+        if value is None:
+            if default is None:
+                raise ConfigError(f"{self.where}: the field {name} is missing.")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{self.where}: {name} is {value!r}, expected a whole number of at least 0.")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+
+def _refuse_unsupported(fields: _Fields) -> None:
+    for name, supported in {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "use_sliding_window": (False,),
+        "output_gate_type": ("swish", "silu"),
+        "mtp_use_dedicated_embeddings": (False,),
+    }.items():
+        value = fields.get(name, supported[0])
+        if value not in supported:
+            expected = " or ".join(repr(s) for s in supported)
+            raise ConfigError(f"{fields.where}: {name} is {value!r}; Stoker computes only {expected}.")
+    if fields.integer("mtp_num_hidden_layers", 0) > 1:
+        raise ConfigError(
+            f"{fields.where}: mtp_num_hidden_layers is {fields.get('mtp_num_hidden_layers')}; "
+            "Stoker computes MTP heads of one layer."
+        )
+
+
+def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        interval = fields.integer("full_attention_interval", 4)
+        return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers))
+    if len(kinds) != layers:
+        raise ConfigError(f"{fields.where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}.")
+    for i, kind in enumerate(kinds):
+        if kind not in (FULL, LINEAR):
+            raise ConfigError(f"{fields.where}: layer_types[{i}] is {kind!r}, expected {FULL!r} or {LINEAR!r}.")
+    return tuple(kinds)
+
+
+def _sparse_layers(fields: _Fields, layers: int, family: str) -> tuple[bool, ...]:
+    if family == "qwen3_5":
+        return (False,) * layers
+    dense, stride = fields.get("mlp_only_layers", []), fields.integer("decoder_sparse_step", 1)
+    return tuple(i not in dense and stride > 0 and (i + 1) % stride == 0 for i in range(layers))
+
+
+def _rope(fields: _Fields, default_partial: float) -> tuple[float, float]:
+    """theta and partial_rotary_factor: inside rope_parameters, at the top level, or both."""
+    rope = fields.get("rope_parameters", fields.get("rope_scaling", {}))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ConfigError(
+            f"{fields.where}: rope_type is {kind!r}; Stoker computes only 'default' "
+            f"(contexts up to max_position_embeddings {fields.get('max_position_embeddings')}). "
+            "Remove the rope scaling to run within that length."
+        )
+    theta = rope.get("rope_theta", fields.get("rope_theta"))
+    if theta is None:
+        raise ConfigError(f"{fields.where}: rope_theta is missing (looked in rope_parameters and at the top level).")
+    partial = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", default_partial))
+    return float(theta), float(partial)
+
+
+def _moe(fields: _Fields, family: str) -> MoeConfig:
+    moe = MoeConfig(
+        num_experts=fields.integer("num_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("moe_intermediate_size"),
+        shared_intermediate_size=fields.integer("shared_expert_intermediate_size", 0) if family == "qwen3_5_moe" else 0,
+        # Qwen3.5 has no such field and always renormalises
+        renormalize=True if family == "qwen3_5_moe" else bool(fields.get("norm_topk_prob", False)),
+    )
+    if not 0 < moe.top_k <= moe.num_experts:
+        raise ConfigError(
+            f"{fields.where}: num_experts_per_tok is {moe.top_k}, expected 1 to num_experts {moe.num_experts}."
+        )
+    return moe
+
+
+def _delta(fields: _Fields) -> DeltaConfig:
+    delta = DeltaConfig(
+        key_heads=fields.integer("linear_num_key_heads"),
+        value_heads=fields.integer("linear_num_value_heads"),
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_dim=fields.integer("linear_value_head_dim"),
+        conv_kernel=fields.integer("linear_conv_kernel_dim"),
+    )
+    if delta.value_heads % delta.key_heads:
+        raise ConfigError(
+            f"{fields.where}: linear_num_value_heads {delta.value_heads} is not a multiple of "
+            f"linear_num_key_heads {delta.key_heads}."
+        )
+    return delta
+
+
+def _eos(raw: dict[str, Any]) -> tuple[int, ...]:
+    eos = raw.get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
+def _with_eos(config: ModelConfig, extra: tuple[int, ...]) -> ModelConfig:
+    merged = tuple(dict.fromkeys(config.eos_token_ids + extra))
+    return ModelConfig(**{**config.__dict__, "eos_token_ids": merged})

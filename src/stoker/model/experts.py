@@ -1,0 +1,38 @@
+"""Mixture of experts with an optional shared expert behind a sigmoid gate."""
+
+from torch import Tensor, nn
+
+from stoker.model.config import MoeConfig
+from stoker.model.layers import DenseMlp, Linear, parameter
+from stoker.ops.elementwise import sigmoid
+from stoker.ops.experts import route, routed_experts
+from stoker.ops.family import Family
+
+
+class Experts(nn.Module):
+    """Routed experts, fused: gate_up_proj [E, 2I, H] with the gate rows first, down_proj [E, H, I]."""
+
+    def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = parameter(moe.num_experts, 2 * moe.intermediate_size, hidden_size)
+        self.down_proj = parameter(moe.num_experts, hidden_size, moe.intermediate_size)
+
+
+class SparseMlp(nn.Module):
+    def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
+        super().__init__()
+        self.moe = moe
+        self.gate = Linear(hidden_size, moe.num_experts)
+        self.experts = Experts(hidden_size, moe)
+        if moe.shared_intermediate_size:
+            self.shared_expert = DenseMlp(hidden_size, moe.shared_intermediate_size)
+            self.shared_expert_gate = Linear(hidden_size, 1)
+
+    def forward(self, x: Tensor, family: Family) -> Tensor:
+        moe = self.moe
+        chosen, weights = route(x, self.gate.weight, moe.top_k, moe.renormalize, family)
+        out = routed_experts(x, chosen, weights, self.experts.gate_up_proj, self.experts.down_proj, family)
+        if moe.shared_intermediate_size:
+            shared = self.shared_expert(x, family).float()
+            out = out + shared * sigmoid(self.shared_expert_gate(x, family))
+        return out.to(x.dtype)

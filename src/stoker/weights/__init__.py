@@ -1,0 +1,1 @@
+"""Weights on disk: safetensors headers, checkpoint directories, formats, loading."""

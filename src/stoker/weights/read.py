@@ -1,0 +1,35 @@
+"""The bytes of one tensor, from its place in a safetensors file into memory."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from stoker.errors import CheckpointError
+from stoker.weights.header import TensorInfo
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def read_tensor(info: TensorInfo) -> Tensor:
+    """One tensor on the CPU, in the dtype of the file."""
+    if info.dtype not in DTYPES:
+        raise CheckpointError(
+            f"{info.file}: {info.name} is stored in {info.dtype}; Stoker reads only {', '.join(DTYPES)} so far."
+        )
+    buffer = bytearray(info.nbytes)
+    view, got = memoryview(buffer), 0
+    descriptor = os.open(info.file, os.O_RDONLY)
+    try:
+        while got < info.nbytes:
+            count = os.preadv(descriptor, [view[got:]], info.offset + got)
+            if count == 0:
+                raise CheckpointError(
+                    f"{info.file} ended while reading {info.name}: {got:,} of {info.nbytes:,} bytes; fetch it again."
+                )
+            got += count
+    finally:
+        os.close(descriptor)
+    if not buffer:
+        return torch.empty(info.shape, dtype=DTYPES[info.dtype])
+    return torch.frombuffer(buffer, dtype=DTYPES[info.dtype]).view(info.shape)
