@@ -75,7 +75,7 @@ def load_with_progress(directory: Path) -> "Loaded":
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading", total=None)
         loaded = load_model(directory, progress=lambda done, total: bar.update(task, completed=done, total=total))
     for note in loaded.notes:

@@ -63,7 +63,10 @@ def _compare(directory: Path, console: Console) -> Table:
     ours = load_model(directory, dtype=torch.float32).model
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     table = Table("prompt", "prompt tokens", "Stoker tokens/s", "transformers tokens/s", "identical")
-    with Progress(console=console, transient=True) as bar:
+    warm_up = tokenizer.encode("warm up")
+    list(generate(ours, warm_up, Sampling(2)))
+    theirs.generate(torch.tensor([warm_up]), max_new_tokens=2, do_sample=False, eos_token_id=None)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         for kind in bar.track(PROMPTS, description="generating"):
             ids = tokenizer.encode(PROMPTS[kind])
             timing = Timing()

@@ -98,6 +98,9 @@ def random_tensors(module: nn.Module, offset_norms: bool, seed: int) -> Iterator
         values = torch.randn(parameter.shape, generator=generator)
         if name.endswith("A_log"):
             values = torch.log(torch.rand(parameter.shape, generator=generator) * 15.0 + 0.01)
+        elif name.endswith("dt_bias"):  # softplus(dt_bias) from 0.001 to 0.1: heads that remember 1 to 1000 tokens
+            rate = torch.exp(torch.rand(parameter.shape, generator=generator) * math.log(100.0)) * 1e-3
+            values = rate + torch.log(-torch.expm1(-rate))
         elif "norm" in name:
             plain = not offset_norms or name.endswith("linear_attn.norm.weight")
             values = (1.0 if plain else 0.0) + 0.2 * values

@@ -81,4 +81,5 @@ def _gather(pages: Tensor, table: Tensor) -> Tensor:
     missing = SPLIT // page_size - table.shape[1]
     if missing:
         table = torch.cat([table, table.new_zeros(table.shape[0], missing)], dim=1)
-    return pages[table].flatten(1, 2).transpose(1, 2).float()
+    # contiguous: BLAS picks its kernel, and so its rounding, by memory layout, which must not depend on n
+    return pages[table].flatten(1, 2).transpose(1, 2).float().contiguous()

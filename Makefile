@@ -1,0 +1,34 @@
+# Each target does all its own set-up in .venv; nothing but Python 3.11 or 3.12 is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format clean
+
+demo: $(READY)  ## serve and measure a small model on this machine
+	$(BIN)/python -m stoker.demo
+
+test: $(READY) lint  ## what CI runs
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+# A newer pip than the one Python brings shows progress while it installs, not only while it downloads.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 12) else \
+	  f"Stoker needs Python 3.11 or 3.12 and $(PYTHON) is {v[0]}.{v[1]}; run: make $(MAKECMDGOALS) PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[engine,dev]'
+	@touch $@

@@ -1,0 +1,114 @@
+"""The `stoker` command as people meet it: a real process, its output, its exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+KEYS = {
+    "text", "token_ids", "prompt_tokens", "completion_tokens", "steps", "accepted_per_step", "tokens_per_s",
+    "steps_per_s",
+}  # fmt: skip
+
+
+def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from stoker.cli.main import run; run()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_generate_prints_text_and_a_line_of_numbers(checkpoints: dict[str, Path]) -> None:
+    done = stoker("generate", "--model", str(checkpoints["qwen3_5_moe_text"]), "--prompt", "Hello", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert "5 tokens in, 8 out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_json_has_the_promised_keys_and_agrees_with_itself(checkpoints: dict[str, Path]) -> None:
+    arguments = ("generate", "--model", str(checkpoints["qwen3_moe"]), "--prompt", "Hi", "--max-tokens", "6", "--json")
+    done = stoker(*arguments)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result) >= KEYS
+    assert result["prompt_tokens"] == 2
+    assert result["completion_tokens"] == len(result["token_ids"]) == 6
+    assert result["steps"] == 5
+    assert result["accepted_per_step"] == 1.0
+    assert json.loads(stoker(*arguments).stdout.splitlines()[-1])["token_ids"] == result["token_ids"]
+
+
+def test_chat_wraps_the_prompt_in_the_template(checkpoints: dict[str, Path]) -> None:
+    arguments = ("--prompt", "Hi", "--max-tokens", "2", "--chat", "--json")
+    done = stoker("generate", "--model", str(checkpoints["qwen3_5_text"]), *arguments)
+    assert done.returncode == 0, done.stderr
+    # <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n, markup as one token each
+    assert json.loads(done.stdout)["prompt_tokens"] == 5 + 1 + 2 + 1 + 1 + 1 + 10 + 1 + 2 + 1 + 2
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2_and_debug_shows_the_traceback() -> None:
+    done = stoker("generate", "--model", "/nowhere", "--prompt", "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: /nowhere/config.json does not exist")
+    assert "Traceback" not in done.stderr
+    for arguments in (("--debug", "generate"), ("generate", "--debug")):
+        done = stoker(*arguments, "--model", "/nowhere", "--prompt", "x")
+        assert done.returncode != 0
+        assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("tokenizer", "has no tokenizer"), ("config", "is not valid JSON (line 1")]
+)
+def test_broken_directories_are_named(checkpoints: dict[str, Path], tmp_path: Path, file: str, words: str) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoints["qwen3_5_text"], directory)
+    if file == "tokenizer":
+        for path in directory.glob("tokenizer*"):
+            path.unlink()
+    else:
+        (directory / "config.json").write_text('{"model_type": ')
+    done = stoker("generate", "--model", str(directory), "--prompt", "x")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert str(directory) in done.stderr
+
+
+def test_bad_numbers_are_refused_before_loading(checkpoints: dict[str, Path]) -> None:
+    done = stoker("generate", "--model", str(checkpoints["qwen3_moe"]), "--prompt", "x", "--max-tokens", "0")
+    assert done.returncode == 2
+    assert "max_tokens is 0, expected at least 1" in done.stderr
+
+
+def test_help_does_not_import_torch() -> None:
+    probe = (
+        "import sys; from typer.testing import CliRunner; from stoker.cli.main import app;"
+        "result = CliRunner().invoke(app, ['--help']); assert 'generate' in result.output;"
+        "heavy = {'torch', 'transformers', 'safetensors'} & set(sys.modules); assert not heavy, heavy"
+    )
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+    assert time.perf_counter() - started < 30  # a hang, not a benchmark
+
+
+def test_the_parts_of_a_base_install_work_without_torch() -> None:
+    absent = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors')));"
+    modules = "stoker.cli.main, stoker.model.config, stoker.weights.checkpoint, stoker.weights.names"
+    subprocess.run([sys.executable, "-c", f"{absent} import {modules}"], check=True, timeout=60)
+    code = f"{absent} from stoker.cli.main import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "generate", "--model", "m", "--prompt", "x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'stoker[engine]'" in done.stderr
