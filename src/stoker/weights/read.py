@@ -8,7 +8,15 @@ from torch import Tensor
 from stoker.errors import CheckpointError
 from stoker.weights.header import TensorInfo
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
 
 
 def read_tensor(info: TensorInfo) -> Tensor:

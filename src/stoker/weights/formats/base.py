@@ -1,0 +1,103 @@
+"""What every weight format offers, and the value checks they share.
+
+A format is a frozen dataclass whose fields are named like its tensors on disk: writing is reading backwards.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from stoker.errors import CheckpointError
+from stoker.weights.formats.layout import Check, Layout, Parts, Shape
+
+DTYPE_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+}
+# Scales are divisors while quantising, so a group, row or block of zeros needs one that is not zero.
+SCALE_OF_ZEROS = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class WeightFormat(ABC):
+    """A weight of logical shape (out, in), perhaps behind an expert dimension, as its file stores it."""
+
+    CHECK: ClassVar[Check]  # dtypes and shapes, from `layout`
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], where: str) -> Self:
+        """Wrap tensors as read from disk, refusing any whose dtype, shape or scales cannot be right."""
+        cls.CHECK(_parts(tensors), where)
+        weight = cls(**tensors)
+        weight.check_values(where)
+        return weight
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Suffix -> tensor, exactly as on disk; optional tensors that were absent stay absent."""
+        return {f.name: t for f in fields(self) if (t := getattr(self, f.name)) is not None}
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return type(self).CHECK(_parts(self.tensors()), self.__class__.__name__)
+
+    @property
+    def name(self) -> str:
+        return self._layout.format
+
+    @property
+    def shape(self) -> Shape:
+        return self._layout.shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors().values())
+
+    @abstractmethod
+    def check_values(self, where: str) -> None:
+        """Refuse scales (never weights: too many) that no quantiser writes; part of `from_tensors`."""
+
+    @abstractmethod
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight as [.., out, in]: the reference, computed in fp32 and rounded to `dtype` last."""
+
+
+def expect_finite(scale: Tensor | None, suffix: str, where: str) -> None:
+    """One NaN scale turns a whole group of weights, then every logit, into NaN."""
+    if scale is None or scale.is_meta:
+        return
+    bad = ~torch.isfinite(scale.float())
+    if count := int(bad.sum()):
+        first = bad.nonzero()[0].tolist()
+        raise CheckpointError(
+            f"{where}: {count} of {scale.numel()} values of {suffix} are NaN or Inf, the first at {first}; "
+            f"fetch this file again, and if it stays so the checkpoint itself is broken."
+        )
+
+
+def expect_quantizable(weight: Tensor, kind: str, *, multiple_of: int = 1, where: str = "weight") -> None:
+    """What every quantiser asks of its input: a finite float matrix whose rows divide into whole groups."""
+    if weight.ndim < 2 or weight.numel() == 0 or not weight.is_floating_point():
+        raise CheckpointError(f"{where}: {kind} quantises a float matrix, got {weight.dtype} {list(weight.shape)}.")
+    if weight.shape[-1] % multiple_of:
+        raise CheckpointError(
+            f"{where}: {weight.shape[-1]} inputs do not divide into whole {kind} groups of {multiple_of}; "
+            f"keep this layer in 16 bit or choose a smaller group."
+        )
+    if not bool(torch.isfinite(weight).all()):
+        raise CheckpointError(f"{where}: the weight holds NaN or Inf, which {kind} cannot represent.")
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Parts:
+    return {suffix: (DTYPE_NAMES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for suffix, t in tensors.items()}

@@ -1,0 +1,146 @@
+"""Which format has the layer named X? Read off the safetensors headers, then held against the config.
+
+The headers decide; the config may only agree. File names play no part. Plain Python, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from stoker.errors import CheckpointError
+from stoker.weights.formats.layout import DTYPE_BYTES, PLAIN_FORMATS, SUFFIXES, Shape, identify
+from stoker.weights.formats.quant_config import PLAIN, Expectation, Rules, rules_of
+
+Header = Mapping[str, tuple[str, Shape]]  # tensor name -> (dtype, shape)
+
+# Fused experts carry no ".weight": the tensor is called like the module, and its scale has a suffix of its own.
+FUSED_SCALE = "_scale_inv"
+
+
+@dataclass(frozen=True)
+class LayerFormat:
+    """How one layer's weight is stored."""
+
+    name: str  # module name: "model.language_model.layers.0.mlp.gate"
+    format: str  # a name from FORMATS
+    shape: Shape  # logical, [.., out, in]
+    tensors: Mapping[str, str]  # suffix, as the format class wants it -> tensor name
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The headers contradict themselves or the config. An error where one of them must be wrong; a note where
+    the config's default merely does not list the layer (routers and convolutions are never quantised)."""
+
+    tensor: str
+    expected: str
+    found: str
+    rule: str  # of the config, empty where the headers alone are at fault
+    severity: Literal["error", "note"] = "error"
+
+    def __str__(self) -> str:
+        if not self.rule:
+            return self.found
+        return f"{self.tensor}: quantization_config says {self.expected} ({self.rule}), the file has {self.found}."
+
+
+@dataclass(frozen=True)
+class FormatTable:
+    layers: Mapping[str, LayerFormat]
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity == "error")
+
+
+def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = None) -> FormatTable:
+    """Every layer of a checkpoint; what cannot be read becomes a finding and never an exception."""
+    modules: dict[str, list[str]] = {}
+    for tensor in header:
+        modules.setdefault(split_name(tensor, header)[0], []).append(tensor)
+    layers: dict[str, LayerFormat] = {}
+    findings: list[Finding] = []
+    try:
+        rules = rules_of(quantization_config)
+    except CheckpointError as error:
+        findings.append(Finding("config.json", "a known quantization_config", str(error), rule=""))
+        rules = rules_of(None)
+    for module, tensors in modules.items():
+        try:
+            layer = _layer(module, tensors, header)
+        except CheckpointError as error:
+            findings.append(Finding(tensors[0], "a known format", str(error), rule=""))
+            continue
+        layers[module] = layer
+        if finding := _compare(layer, rules):
+            findings.append(finding)
+    return FormatTable(layers, tuple(findings))
+
+
+def format_of(module: str, header: Header, quantization_config: Mapping[str, Any] | None = None) -> LayerFormat:
+    """One layer. Raises CheckpointError when it is absent, malformed, or not what the config says it is."""
+    candidates = (module, f"{module}{FUSED_SCALE}", *(f"{module}.{suffix}" for suffix in SUFFIXES))
+    tensors = [tensor for tensor in candidates if tensor in header]
+    if not tensors:
+        raise CheckpointError(
+            f"{module} has no tensors in this checkpoint: none of {module}, {module}.weight, {module}.qweight "
+            f"or {module}.weight_packed is in its headers."
+        )
+    layer = _layer(module, tensors, header)
+    finding = _compare(layer, rules_of(quantization_config))
+    if finding and finding.severity == "error":
+        raise CheckpointError(str(finding))
+    return layer
+
+
+def split_name(tensor: str, header: Header) -> tuple[str, str]:
+    """Module and suffix. A tensor with no suffix we know is a module of its own, whose weight it is."""
+    module, _, suffix = tensor.rpartition(".")
+    if suffix in SUFFIXES and module:
+        return module, suffix
+    fused = tensor.removesuffix(FUSED_SCALE)
+    if fused != tensor and fused in header:
+        return fused, f"weight{FUSED_SCALE}"
+    return tensor, "weight"
+
+
+def _layer(module: str, tensors: list[str], header: Header) -> LayerFormat:
+    by_suffix: dict[str, str] = {}
+    for tensor in tensors:
+        suffix = split_name(tensor, header)[1]
+        if suffix in by_suffix:
+            raise CheckpointError(f"{module} is stored twice, as {by_suffix[suffix]} and as {tensor}.")
+        by_suffix[suffix] = tensor
+    parts = {suffix: (header[tensor][0], tuple(header[tensor][1])) for suffix, tensor in by_suffix.items()}
+    found = identify(parts, module)
+    nbytes = sum(DTYPE_BYTES[dtype] * prod(shape) for dtype, shape in parts.values())
+    return LayerFormat(module, found.format, found.shape, by_suffix, nbytes)
+
+
+def _compare(layer: LayerFormat, rules: Rules) -> Finding | None:
+    expectation = rules(layer.name)
+    found = _plain_or_name(layer.format)
+    if found == expectation.format or (found == PLAIN and len(layer.shape) < 2):
+        return None
+    return Finding(
+        next(iter(layer.tensors.values())),
+        expectation.format,
+        layer.format,
+        expectation.rule,
+        _severity(expectation, layer.format),
+    )
+
+
+def _plain_or_name(format_name: str) -> str:
+    return PLAIN if format_name in PLAIN_FORMATS.values() else format_name
+
+
+def _severity(expectation: Expectation, found: str) -> Literal["error", "note"]:
+    if PLAIN not in (expectation.format, _plain_or_name(found)):
+        return "error"
+    return "error" if expectation.named and found != expectation.hybrid else "note"
