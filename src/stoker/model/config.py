@@ -88,7 +88,7 @@ class ModelConfig:
         config = cls.from_dict(read_json(path), where=str(path))
         generation = directory / "generation_config.json"
         if generation.exists():  # config.json names only <|endoftext|>; the end of a turn is listed here
-            eos = _eos(read_json(generation))
+            eos = _eos(Fields(read_json(generation), str(generation)))
             config = _with_eos(config, eos)
         return config
 
@@ -101,7 +101,7 @@ class ModelConfig:
             raise ConfigError(
                 f"{where}: model_type is {model_type!r}; Stoker's engine computes {', '.join(sorted(FAMILIES))}."
             )
-        fields = _Fields(text, where)
+        fields = Fields(text, where)
         _refuse_unsupported(fields)
         layers = fields.integer("num_hidden_layers")
         hybrid = family != "qwen3_moe"
@@ -114,7 +114,7 @@ class ModelConfig:
                 f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}."
             )
         head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
-        theta, partial = _rope(fields, default_partial=0.25 if hybrid else 1.0)
+        theta, partial = rope_of(fields, default_partial=0.25 if hybrid else 1.0)
         return cls(
             family=family,
             hidden_size=fields.integer("hidden_size"),
@@ -125,7 +125,7 @@ class ModelConfig:
             head_dim=head_dim,
             rotary_dim=int(head_dim * partial),
             rope_theta=theta,
-            rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             vocab_size=fields.integer("vocab_size"),
             max_positions=fields.integer("max_position_embeddings"),
             # the top level decides: text_config of multimodal files repeats a default that does not hold
@@ -135,34 +135,79 @@ class ModelConfig:
             intermediate_size=0 if all(sparse) else fields.integer("intermediate_size"),
             moe=_moe(fields, family) if any(sparse) else None,
             delta=_delta(fields) if LINEAR in layer_types else None,
-            mtp_layers=fields.integer("mtp_num_hidden_layers", 0) if hybrid else 0,
+            mtp_layers=fields.integer("mtp_num_hidden_layers", 0, minimum=0) if hybrid else 0,
             dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
-            eos_token_ids=_eos(text),
+            eos_token_ids=_eos(fields),
         )
 
 
-class _Fields:
-    """Reads required and optional numbers with errors that name file and field."""
+class Fields:
+    """Reads required and optional values of a JSON object, with errors that name file and field."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self.values, self.where = values, where
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.values.get(name)
-        if value is None:
-            if default is None:
-                raise ConfigError(f"{self.where}: the field {name} is missing.")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{self.where}: {name} is {value!r}, expected a whole number of at least 0.")
-        return value
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.values.get(name)
         return default if value is None else value
 
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        value = self._present(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.error(name, f"a whole number of at least {minimum}")
+        return value
 
-def _refuse_unsupported(fields: _Fields) -> None:
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._present(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.error(name, "a positive number")
+        return float(value)
+
+    def integers(self, name: str, default: list[int] | None = None) -> tuple[int, ...]:
+        value = self._present(name, default)
+        if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value):
+            raise self.error(name, "a list of whole numbers")
+        return tuple(value)
+
+    def object(self, name: str) -> "Fields":
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, f"{self.where}: {name}")
+
+    def error(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {name} is {self.values.get(name)!r}, expected {expected}.")
+
+    def _present(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise ConfigError(f"{self.where}: the field {name} is missing.")
+        return value
+
+
+def rope_of(fields: Fields, default_partial: float = 1.0) -> tuple[float, float]:
+    """theta and partial_rotary_factor. They lie in rope_parameters, at the top level, or both; older files name a
+    scaling in rope_scaling, which wins where both are given."""
+    sources = [fields.object(name) for name in ("rope_scaling", "rope_parameters")]
+    for source in sources:
+        kind = source.get("rope_type", source.get("type", "default"))
+        if kind != "default":
+            raise ConfigError(
+                f"{source.where}: rope_type is {kind!r}; Stoker computes only 'default' "
+                f"(contexts up to max_position_embeddings {fields.get('max_position_embeddings')}). "
+                "Remove the rope scaling to run within that length."
+            )
+    sources.append(fields)
+    theta = next((source.number("rope_theta") for source in sources if source.get("rope_theta") is not None), None)
+    if theta is None:
+        raise ConfigError(f"{fields.where}: rope_theta is missing (looked in rope_parameters and at the top level).")
+    partial = next((s.number("partial_rotary_factor") for s in sources if s.get("partial_rotary_factor")), None)
+    if partial is not None and partial > 1.0:
+        raise ConfigError(f"{fields.where}: partial_rotary_factor is {partial}, expected at most 1.")
+    return theta, partial or default_partial
+
+
+def _refuse_unsupported(fields: Fields) -> None:
     for name, supported in {
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -174,18 +219,20 @@ def _refuse_unsupported(fields: _Fields) -> None:
         if value not in supported:
             expected = " or ".join(repr(s) for s in supported)
             raise ConfigError(f"{fields.where}: {name} is {value!r}; Stoker computes only {expected}.")
-    if fields.integer("mtp_num_hidden_layers", 0) > 1:
+    if fields.integer("mtp_num_hidden_layers", 0, minimum=0) > 1:
         raise ConfigError(
             f"{fields.where}: mtp_num_hidden_layers is {fields.get('mtp_num_hidden_layers')}; "
             "Stoker computes MTP heads of one layer."
         )
 
 
-def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
+def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
     kinds = fields.get("layer_types")
     if kinds is None:
         interval = fields.integer("full_attention_interval", 4)
         return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers))
+    if not isinstance(kinds, list):
+        raise fields.error("layer_types", "a list")
     if len(kinds) != layers:
         raise ConfigError(f"{fields.where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}.")
     for i, kind in enumerate(kinds):
@@ -194,36 +241,21 @@ def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _sparse_layers(fields: _Fields, layers: int, family: str) -> tuple[bool, ...]:
+def _sparse_layers(fields: Fields, layers: int, family: str) -> tuple[bool, ...]:
     if family == "qwen3_5":
         return (False,) * layers
-    dense, stride = fields.get("mlp_only_layers", []), fields.integer("decoder_sparse_step", 1)
-    return tuple(i not in dense and stride > 0 and (i + 1) % stride == 0 for i in range(layers))
+    dense, stride = fields.integers("mlp_only_layers", []), fields.integer("decoder_sparse_step", 1)
+    return tuple(i not in dense and (i + 1) % stride == 0 for i in range(layers))
 
 
-def _rope(fields: _Fields, default_partial: float) -> tuple[float, float]:
-    """theta and partial_rotary_factor: inside rope_parameters, at the top level, or both."""
-    rope = fields.get("rope_parameters", fields.get("rope_scaling", {}))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ConfigError(
-            f"{fields.where}: rope_type is {kind!r}; Stoker computes only 'default' "
-            f"(contexts up to max_position_embeddings {fields.get('max_position_embeddings')}). "
-            "Remove the rope scaling to run within that length."
-        )
-    theta = rope.get("rope_theta", fields.get("rope_theta"))
-    if theta is None:
-        raise ConfigError(f"{fields.where}: rope_theta is missing (looked in rope_parameters and at the top level).")
-    partial = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", default_partial))
-    return float(theta), float(partial)
-
-
-def _moe(fields: _Fields, family: str) -> MoeConfig:
+def _moe(fields: Fields, family: str) -> MoeConfig:
     moe = MoeConfig(
         num_experts=fields.integer("num_experts"),
         top_k=fields.integer("num_experts_per_tok"),
         intermediate_size=fields.integer("moe_intermediate_size"),
-        shared_intermediate_size=fields.integer("shared_expert_intermediate_size", 0) if family == "qwen3_5_moe" else 0,
+        shared_intermediate_size=fields.integer("shared_expert_intermediate_size", 0, minimum=0)
+        if family == "qwen3_5_moe"
+        else 0,
         # Qwen3.5 has no such field and always renormalises
         renormalize=True if family == "qwen3_5_moe" else bool(fields.get("norm_topk_prob", False)),
     )
@@ -234,7 +266,7 @@ def _moe(fields: _Fields, family: str) -> MoeConfig:
     return moe
 
 
-def _delta(fields: _Fields) -> DeltaConfig:
+def _delta(fields: Fields) -> DeltaConfig:
     delta = DeltaConfig(
         key_heads=fields.integer("linear_num_key_heads"),
         value_heads=fields.integer("linear_num_value_heads"),
@@ -250,11 +282,10 @@ def _delta(fields: _Fields) -> DeltaConfig:
     return delta
 
 
-def _eos(raw: dict[str, Any]) -> tuple[int, ...]:
-    eos = raw.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+def _eos(fields: Fields) -> tuple[int, ...]:
+    if isinstance(fields.get("eos_token_id"), list):
+        return fields.integers("eos_token_id")
+    return () if fields.get("eos_token_id") is None else (fields.integer("eos_token_id", minimum=0),)
 
 
 def _with_eos(config: ModelConfig, extra: tuple[int, ...]) -> ModelConfig:

@@ -16,6 +16,7 @@ from stoker.errors import ConfigError
 from stoker.model.attention import Attention, Rope
 from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
+from stoker.model.config import FULL, Fields, ModelConfig, rope_of
 from stoker.model.layers import DenseMlp, Linear, RMSNorm
 from stoker.ops.attention import QueryTiles
 from stoker.ops.rope import rope_table
@@ -48,47 +49,60 @@ class DFlashConfig:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], where: str = "config.json") -> "DFlashConfig":
-        own = raw.get("dflash_config", {})
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        kind = rope.get("rope_type", "default")
-        if kind != "default":
-            raise ConfigError(f"{where}: rope_type is {kind!r}; Stoker computes only 'default' for drafters.")
-        values = {**raw, **own, "rope_theta": rope.get("rope_theta", raw.get("rope_theta"))}
-        needed = [
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "intermediate_size",
-            "rope_theta",
-            "vocab_size",
-            "block_size",
-            "mask_token_id",
-            "target_layer_ids",
-        ]
-        for name in needed:
-            if values.get(name) is None:
-                raise ConfigError(f"{where}: the field {name} is missing; it is needed for a DFlash drafter.")
-        layer_types = tuple(raw.get("layer_types") or ["full_attention"] * raw["num_hidden_layers"])
-        if SLIDING in layer_types and not raw.get("sliding_window"):
-            raise ConfigError(f"{where}: layer_types names {SLIDING} but sliding_window is missing.")
+        fields = Fields(raw, where)
+        own = fields.object("dflash_config")
+        theta, partial = rope_of(fields)
+        for name, found, supported in (
+            ("partial_rotary_factor", partial, 1.0),
+            ("hidden_act", fields.get("hidden_act", "silu"), "silu"),
+            ("attention_bias", fields.get("attention_bias", False), False),
+        ):
+            if found != supported:
+                raise ConfigError(f"{where}: {name} is {found!r}; Stoker computes drafters only with {supported!r}.")
+        vocab, mask = fields.integer("vocab_size"), own.integer("mask_token_id", minimum=0)
+        if mask >= vocab:
+            raise ConfigError(f"{where}: mask_token_id {mask} is outside the vocabulary of {vocab}.")
+        causal = fields.get("is_causal", own.get("causal"))
+        if causal not in (None, True, False):
+            raise ConfigError(f"{where}: causal is {causal!r}, expected true or false.")
         return cls(
-            hidden_size=values["hidden_size"],
-            layer_types=layer_types,
-            num_heads=values["num_attention_heads"],
-            num_kv_heads=values["num_key_value_heads"],
-            head_dim=values["head_dim"],
-            intermediate_size=values["intermediate_size"],
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(values["rope_theta"]),
-            vocab_size=values["vocab_size"],
-            sliding_window=raw.get("sliding_window") or 0,
-            block_size=values["block_size"],
-            mask_token_id=values["mask_token_id"],
-            taps=tuple(values["target_layer_ids"]),
-            causal=raw.get("is_causal", own.get("causal")),
+            hidden_size=fields.integer("hidden_size"),
+            layer_types=_layer_types(fields),
+            num_heads=fields.integer("num_attention_heads"),
+            num_kv_heads=fields.integer("num_key_value_heads"),
+            head_dim=fields.integer("head_dim"),
+            intermediate_size=fields.integer("intermediate_size"),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            vocab_size=vocab,
+            sliding_window=fields.integer("sliding_window", 0, minimum=0),
+            block_size=own.integer("block_size"),
+            mask_token_id=mask,
+            taps=own.integers("target_layer_ids"),
+            causal=causal,
         )
+
+    def check_fits(self, trunk: ModelConfig) -> None:
+        """A drafter works with the one trunk it was made for."""
+        if (self.hidden_size, self.vocab_size) != (trunk.hidden_size, trunk.vocab_size):
+            raise ConfigError(
+                f"the drafter has hidden_size {self.hidden_size} and vocab_size {self.vocab_size}, the model "
+                f"{trunk.hidden_size} and {trunk.vocab_size}: it belongs to another model."
+            )
+        if max(self.taps) >= trunk.num_layers:
+            raise ConfigError(
+                f"the drafter reads layer {max(self.taps)} (target_layer_ids), the model has {trunk.num_layers} layers."
+            )
+
+
+def _layer_types(fields: Fields) -> tuple[str, ...]:
+    layers = fields.integer("num_hidden_layers")
+    kinds = fields.get("layer_types", [FULL] * layers)
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
+        raise fields.error("layer_types", f"{layers} entries of {FULL} or {SLIDING}")
+    if SLIDING in kinds and not fields.get("sliding_window"):
+        raise ConfigError(f"{fields.where}: layer_types names {SLIDING} but sliding_window is missing.")
+    return tuple(kinds)
 
 
 class DFlashLayer(nn.Module):

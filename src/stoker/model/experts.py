@@ -7,10 +7,14 @@ from stoker.model.layers import DenseMlp, Linear, parameter
 from stoker.ops.elementwise import sigmoid
 from stoker.ops.experts import route, routed_experts
 from stoker.ops.family import Family
+from stoker.ops.linear import Weight
 
 
 class Experts(nn.Module):
     """Routed experts, fused: gate_up_proj [E, 2I, H] with the gate rows first, down_proj [E, H, I]."""
+
+    gate_up_proj: Weight
+    down_proj: Weight
 
     def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from stoker.ops.elementwise import swiglu
 from stoker.ops.family import Family
-from stoker.ops.linear import linear
+from stoker.ops.linear import Weight, linear
 from stoker.ops.norm import rms_norm
 
 
@@ -15,7 +15,9 @@ def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """x @ W^T without bias; weight [out, in]."""
+    """x @ W^T without bias; weight [out, in], plain or in a storage format."""
+
+    weight: Weight
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()

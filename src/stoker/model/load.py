@@ -1,24 +1,30 @@
-"""From a checkpoint directory to a model in memory: 16- and 32-bit safetensors, read straight into place."""
+"""From a checkpoint directory to a model in memory, each weight in the format it is stored in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stoker.errors import CheckpointError
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.dflash import DFlash, DFlashConfig
+from stoker.model.experts import Experts
+from stoker.model.layers import Linear
+from stoker.ops.linear import Weight
 from stoker.weights.checkpoint import Checkpoint
-from stoker.weights.names import MTP_PREFIX, Piece, map_drafter, map_parameters
-from stoker.weights.read import read_tensor
+from stoker.weights.formats import format_class
+from stoker.weights.formats.base import WeightFormat
+from stoker.weights.formats.joined import Joined
+from stoker.weights.formats.layout import PLAIN_FORMATS
+from stoker.weights.formats.rules import LayerFormat
+from stoker.weights.names import MTP_PREFIX, Source, map_drafter, map_parameters
+from stoker.weights.read import DTYPES, Progress, read_tensors
 
 CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,10 @@ def load_model(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Loaded:
-    """The trunk and, where the checkpoint has one, its MTP head. `dtype` defaults to what config.json says."""
+    """The trunk and, where the checkpoint has one, its MTP head.
+
+    `dtype` is that of plain weights and of activations; it defaults to what config.json says.
+    """
     config = ModelConfig.load(directory)
     checkpoint = Checkpoint.open(directory)
     notes = list(checkpoint.notes)
@@ -43,17 +52,24 @@ def load_model(
         notes.append("config.json announces an MTP head, but there are no mtp.* tensors: no MTP drafting.")
     with _skeleton(dtype or config_dtype(config)):
         model = Decoder(config, mtp=mtp)
-    pieces, unused = map_parameters(_shapes(model), checkpoint, config.tie_word_embeddings)
-    _fill(model, pieces, checkpoint, device, progress)
+    sources, unused = map_parameters(_shapes(model), checkpoint, config.tie_word_embeddings)
+    _fill(model, sources, checkpoint, device, progress)
     return Loaded(model, config, notes + unused)
 
 
-def load_drafter(directory: Path, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> DFlash:
+def load_drafter(
+    directory: Path,
+    trunk: ModelConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> DFlash:
     config = DFlashConfig.load(directory)
+    config.check_fits(trunk)
     checkpoint = Checkpoint.open(directory)
     with _skeleton(dtype):
         drafter = DFlash(config)
-    _fill(drafter, map_drafter(_shapes(drafter), checkpoint), checkpoint, device, None)
+    _fill(drafter, map_drafter(_shapes(drafter), checkpoint), checkpoint, device, progress)
     return drafter
 
 
@@ -83,22 +99,91 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _fill(
     module: nn.Module,
-    pieces: dict[str, list[Piece]],
+    sources: dict[str, Source],
     checkpoint: Checkpoint,
     device: torch.device | str,
     progress: Progress | None,
 ) -> None:
-    infos = {name: [checkpoint.tensors[piece.tensor] for piece in parts] for name, parts in pieces.items()}
-    total, done = sum(info.nbytes for parts in infos.values() for info in parts), 0
-    filled: dict[int, nn.Parameter] = {}  # a tied head is one parameter under two names
-    for name, meta in list(module.named_parameters(remove_duplicate=False)):
-        if id(meta) not in filled:
-            tensor = torch.empty(meta.shape, dtype=meta.dtype, device=device)
-            for piece, info in zip(pieces[name], infos[name], strict=True):
-                tensor[piece.index].copy_(read_tensor(info))
-                done += info.nbytes
-                if progress:
-                    progress(done, total)
-            filled[id(meta)] = nn.Parameter(tensor, requires_grad=False)
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, filled[id(meta)])
+    """Allocates every weight, reads all tensors into their places, then hangs the weights into the module."""
+    parameters = dict(module.named_parameters())
+    places: dict[str, Tensor] = {}  # tensor of the checkpoint -> where it goes
+    plain = {
+        name: _place_plain(source, parameters[name], places, device)
+        for name, source in sources.items()
+        if source.formats <= set(PLAIN_FORMATS.values())
+    }
+    packed = {
+        name: [_place_packed(band, source.stacked, places, checkpoint, device) for band in source.bands]
+        for name, source in sources.items()
+        if name not in plain
+    }
+    infos = [checkpoint.tensors[name] for name in places]
+    for info, values in read_tensors(
+        infos, into=lambda info: _in_place(places[info.name], info.dtype), progress=progress
+    ):
+        if values.data_ptr() != places[info.name].data_ptr():
+            places[info.name].copy_(values)
+    weights: dict[str, Weight] = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in plain.items()}
+    for name, bands in packed.items():
+        parts = [
+            format_class(layers[0].format).from_tensors(tensors, str(checkpoint.directory / layers[0].name))
+            for layers, tensors in zip(sources[name].bands, bands, strict=True)
+        ]
+        weights[name] = parts[0] if len(parts) == 1 else Joined(tuple(parts))
+    _hang(module, weights, sources, checkpoint)
+
+
+def _place_plain(
+    source: Source, parameter: nn.Parameter, places: dict[str, Tensor], device: torch.device | str
+) -> Tensor:
+    """One tensor of the parameter's shape; single experts fill their rows of it."""
+    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    if not source.stacked:
+        places[source.layers[0].tensors["weight"]] = whole
+        return whole
+    row = 0
+    for band in source.bands:
+        rows = band[0].shape[0]
+        for expert, layer in enumerate(band):
+            places[layer.tensors["weight"]] = whole[expert, row : row + rows]
+        row += rows
+    return whole
+
+
+def _place_packed(
+    band: tuple[LayerFormat, ...],
+    stacked: bool,
+    places: dict[str, Tensor],
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+) -> dict[str, Tensor]:
+    """The tensors of a quantised weight as on disk, with an expert dimension in front where experts are single."""
+    tensors = {}
+    for suffix in band[0].tensors:
+        first = checkpoint.tensors[band[0].tensors[suffix]]
+        shape = (len(band), *first.shape) if stacked else first.shape
+        tensors[suffix] = torch.empty(shape, dtype=DTYPES[first.dtype], device=device)
+        for expert, layer in enumerate(band):
+            places[layer.tensors[suffix]] = tensors[suffix][expert] if stacked else tensors[suffix]
+    return tensors
+
+
+def _in_place(place: Tensor, dtype: str) -> Tensor | None:
+    """`place` itself where the reader can write into it: in host memory, contiguous, of the file's own dtype."""
+    fits = place.device.type == "cpu" and place.dtype == DTYPES[dtype] and place.is_contiguous()
+    return place if fits else None
+
+
+def _hang(module: nn.Module, weights: dict[str, Weight], sources: dict[str, Source], checkpoint: Checkpoint) -> None:
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for alias, meta in list(module.named_parameters(remove_duplicate=False)):
+        name = names[id(meta)]  # a tied head is one parameter under two names
+        path, _, attribute = alias.rpartition(".")
+        owner = module.get_submodule(path)
+        if isinstance(weights[name], WeightFormat | Joined) and not isinstance(owner, Linear | Experts):
+            layer = sources[name].layers[0]
+            raise CheckpointError(
+                f"{checkpoint.directory}: {layer.name} is stored in {layer.format}; Stoker reads it in 16 or 32 bit."
+            )
+        delattr(owner, attribute)
+        setattr(owner, attribute, weights[name])

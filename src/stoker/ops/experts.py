@@ -6,13 +6,13 @@ from torch import Tensor
 from stoker.ops.dispatch import operation
 from stoker.ops.elementwise import swiglu
 from stoker.ops.family import Family
-from stoker.ops.linear import linear
+from stoker.ops.linear import Weight, as_tensor, linear
 
 
 @operation
-def route(x: Tensor, gate: Tensor, top_k: int, renormalize: bool, family: Family) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, gate: Weight, top_k: int, renormalize: bool, family: Family) -> tuple[Tensor, Tensor]:
     """Experts [T, top_k] by falling probability, and their fp32 weights. Softmax over all experts comes first."""
-    probabilities = torch.softmax(linear(x.float(), gate.float(), family), dim=-1)
+    probabilities = torch.softmax(linear(x.float(), as_tensor(gate).float(), family), dim=-1)
     weights, experts = torch.topk(probabilities, top_k, dim=-1)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -21,7 +21,7 @@ def route(x: Tensor, gate: Tensor, top_k: int, renormalize: bool, family: Family
 
 @operation
 def routed_experts(
-    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, family: Family
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Weight, down: Weight, family: Family
 ) -> Tensor:
     """Sum over a token's experts of weight * down(silu(gate x) * (up x)), fp32 [T, H], added in order of rank.
 
@@ -35,24 +35,28 @@ def routed_experts(
     return total
 
 
-def _one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def _one_by_one(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """Every (token, expert) pair is a matrix-vector product of its own: no loop over experts, any batch size."""
     tokens, top_k = experts.shape
     chosen = experts.flatten()
-    inputs = x.repeat_interleave(top_k, dim=0).to(gate_up.dtype)[:, :, None]  # [T * top_k, H, 1]
-    gate, up = torch.bmm(gate_up[chosen], inputs)[:, :, 0].chunk(2, dim=-1)
-    out = torch.bmm(down[chosen], swiglu(gate, up)[:, :, None])
-    return out.view(tokens, top_k, -1)
+    inputs = x.repeat_interleave(top_k, dim=0)
+    gate, up = _matvec(gate_up[chosen], inputs).chunk(2, dim=-1)
+    return _matvec(down[chosen], swiglu(gate, up)).view(tokens, top_k, -1)
 
 
-def _grouped(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def _matvec(weight: Weight, x: Tensor) -> Tensor:
+    """[n, out, in] x [n, in] -> [n, out] in the dtype of x."""
+    dense = as_tensor(weight)
+    return torch.bmm(dense, x.to(dense.dtype)[:, :, None])[:, :, 0].to(x.dtype)
+
+
+def _grouped(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """One tiled matmul per expert over all tokens that chose it."""
     tokens, top_k = experts.shape
-    out = x.new_empty(tokens * top_k, x.shape[1], dtype=gate_up.dtype)
+    out = x.new_empty(tokens * top_k, x.shape[1])
     chosen = experts.flatten()
     for expert in chosen.unique().tolist():
         pairs = (chosen == expert).nonzero()[:, 0]
-        inputs = x[pairs // top_k]
-        gate, up = linear(inputs, gate_up[expert], Family.PREFILL).chunk(2, dim=-1)
+        gate, up = linear(x[pairs // top_k], gate_up[expert], Family.PREFILL).chunk(2, dim=-1)
         out[pairs] = linear(swiglu(gate, up), down[expert], Family.PREFILL)
     return out.view(tokens, top_k, -1)

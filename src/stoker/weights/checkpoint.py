@@ -5,9 +5,12 @@ promises what the files do not hold is an error.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import CheckpointError
+from stoker.weights.formats.rules import FormatTable, formats_in
 from stoker.weights.header import TensorInfo, read_header
 from stoker.weights.json_file import read_json
 
@@ -39,8 +42,32 @@ class Checkpoint:
                 tensors[name] = info
         return cls(directory, tensors, _compare_with_index(directory, tensors))
 
+    @cached_property
+    def formats(self) -> FormatTable:
+        """How each layer is stored. The headers decide; where config.json contradicts them, that is an error."""
+        header = {name: (info.dtype, info.shape) for name, info in self.tensors.items()}
+        table = formats_in(header, quantization_config(self.directory))
+        if table.errors:
+            first, count = table.errors[0], len(table.errors)
+            place = self.tensors[first.tensor].file if first.tensor in self.tensors else self.directory / first.tensor
+            raise CheckpointError(f"{place}: {first}" + (f" ({count} such layers.)" if count > 1 else ""))
+        return table
+
     def names(self, prefix: str) -> list[str]:
         return [name for name in self.tensors if name.startswith(prefix)]
+
+
+def quantization_config(directory: Path) -> dict[str, Any] | None:
+    """From config.json, its text part, or ModelOpt's own file; None where nothing is quantised."""
+    path = directory / "config.json"
+    raw = read_json(path) if path.exists() else {}
+    text = raw.get("text_config")
+    for holder in (raw, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            if isinstance(holder.get(key), dict):
+                return dict(holder[key])
+    path = directory / "hf_quant_config.json"
+    return read_json(path) if path.exists() else None
 
 
 def _refuse_empty(directory: Path) -> None:

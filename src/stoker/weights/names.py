@@ -1,14 +1,15 @@
-"""Which tensors of a checkpoint fill which parameter of the model. No torch.
+"""Which layers of a checkpoint fill which parameter of the model, in whatever format they are stored. No torch.
 
 Published files differ in prefix (multimodal or text-only) and in how experts are stored (fused, or one by one, or
 fused in the trunk and one by one in the MTP head). Whatever is left over is explained by a rule here or is an error.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import Checkpoint
+from stoker.weights.formats.rules import LayerFormat
 
 TRUNK_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight")
@@ -16,53 +17,57 @@ VISION_PREFIXES = ("model.visual.", "visual.")
 MTP_PREFIX = "mtp."
 EXPERTS = ".mlp.experts."
 
-Index = tuple[int | slice, ...]
+Rule = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One tensor of the checkpoint and the part of the parameter it fills."""
+class Source:
+    """What fills one parameter: bands of rows, one below the other, each one layer or a stack of experts' layers."""
 
-    tensor: str
-    index: Index
-    shape: tuple[int, ...]
+    bands: tuple[tuple[LayerFormat, ...], ...]
+    stacked: bool  # the parameter has an expert dimension that no single layer has
+
+    @property
+    def layers(self) -> list[LayerFormat]:
+        return [layer for band in self.bands for layer in band]
+
+    @property
+    def formats(self) -> set[str]:
+        return {layer.format for layer in self.layers}
 
 
 def map_parameters(
     parameters: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, tied_head: bool
-) -> tuple[dict[str, list[Piece]], list[str]]:
-    """Pieces per parameter of a trunk (with or without `mtp.`), and a note per rule that left tensors unused."""
-    prefix = _trunk_prefix(checkpoint)
-    pieces = {}
+) -> tuple[dict[str, Source], list[str]]:
+    """The source of every parameter of a trunk (with or without `mtp.`), and a note per rule that left some out."""
+    prefix = trunk_prefix(checkpoint)
+    sources = {}
     for name, shape in parameters.items():
         if name == "lm_head.weight":
-            target = next((head for head in HEAD_NAMES if head in checkpoint.tensors), name)
+            target = next((head for head in HEAD_NAMES if _has_layer(head, checkpoint)), name)
         else:
             target = name if name.startswith(MTP_PREFIX) else prefix + name
-        pieces[name] = _pieces(target, shape, checkpoint)
-    has_mtp = any(name.startswith(MTP_PREFIX) for name in parameters)
-    rules = {
-        "vision tensors not used: Stoker computes text only": VISION_PREFIXES,
-        "rotary tables not used: they are computed": tuple(
-            name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")
-        ),
+        sources[name] = _source(target, shape, checkpoint)
+    rules: dict[str, Rule] = {
+        "vision tensors not used: Stoker computes text only": lambda name: name.startswith(VISION_PREFIXES),
+        "rotary tables not used: they are computed": lambda name: name.endswith("rotary_emb.inv_freq"),
+        "KV-cache scales not used: Stoker's cache has its own": lambda name: name.endswith((".k_scale", ".v_scale")),
     }
-    if not has_mtp:
-        rules["MTP tensors not used: the config has no MTP head"] = (MTP_PREFIX,)
+    if not any(name.startswith(MTP_PREFIX) for name in parameters):
+        rules["MTP tensors not used: the config has no MTP head"] = lambda name: name.startswith(MTP_PREFIX)
     if tied_head:
-        rules["head tensor not used: the config ties it to the embedding"] = HEAD_NAMES
-    used = (piece.tensor for parts in pieces.values() for piece in parts)
-    return pieces, _account_for(checkpoint, used, rules)
+        rules["head tensors not used: the config ties the head to the embedding"] = lambda name: name in HEAD_NAMES
+    return sources, _account_for(checkpoint, sources.values(), rules)
 
 
-def map_drafter(parameters: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint) -> dict[str, list[Piece]]:
-    """Pieces per parameter of a DFlash drafter, whose tensors carry no prefix."""
-    pieces = {name: _pieces(name, shape, checkpoint) for name, shape in parameters.items()}
-    _account_for(checkpoint, (part.tensor for parts in pieces.values() for part in parts), {})
-    return pieces
+def map_drafter(parameters: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint) -> dict[str, Source]:
+    """The source of every parameter of a DFlash drafter, whose tensors carry no prefix."""
+    sources = {name: _source(name, shape, checkpoint) for name, shape in parameters.items()}
+    _account_for(checkpoint, sources.values(), {})
+    return sources
 
 
-def _trunk_prefix(checkpoint: Checkpoint) -> str:
+def trunk_prefix(checkpoint: Checkpoint) -> str:
     for prefix in TRUNK_PREFIXES:
         if f"{prefix}embed_tokens.weight" in checkpoint.tensors:
             return prefix
@@ -70,45 +75,57 @@ def _trunk_prefix(checkpoint: Checkpoint) -> str:
     raise CheckpointError(f"{checkpoint.directory} has no embedding (looked for {tried}).")
 
 
-def _pieces(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> list[Piece]:
-    if EXPERTS in name and name not in checkpoint.tensors:
-        pieces = _per_expert(name, shape)
-        if pieces[0].tensor not in checkpoint.tensors:  # neither layout: name the fused one in the error
-            pieces = [Piece(name, (), shape)]
-    else:
-        pieces = [Piece(name, (), shape)]
-    for piece in pieces:
-        info = checkpoint.tensors.get(piece.tensor)
-        if info is None:
-            raise CheckpointError(_missing(piece, checkpoint))
-        if info.shape != piece.shape:
-            raise CheckpointError(
-                f"{info.file}: {piece.tensor} has shape {list(info.shape)}, config.json asks for {list(piece.shape)}."
-            )
-    return pieces
+def _has_layer(name: str, checkpoint: Checkpoint) -> bool:
+    return name.removesuffix(".weight") in checkpoint.formats.layers
 
 
-def _per_expert(name: str, shape: tuple[int, ...]) -> list[Piece]:
-    """experts.gate_up_proj [E, 2I, H] from experts.E.gate_proj and up_proj [I, H]; down_proj likewise."""
+def _source(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> Source:
+    if EXPERTS in name and not _has_layer(name, checkpoint) and _has_single_experts(name, checkpoint):
+        return _single_experts(name, shape, checkpoint)
+    return Source(((_layer(name, shape, checkpoint),),), stacked=False)
+
+
+def _has_single_experts(name: str, checkpoint: Checkpoint) -> bool:
+    stem = name.rsplit(".", 1)[0]
+    return any(layer.startswith(f"{stem}.") and layer[len(stem) + 1].isdigit() for layer in checkpoint.formats.layers)
+
+
+def _single_experts(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> Source:
+    """experts.gate_up_proj [E, 2I, H] from experts.E.gate_proj and up_proj [I, H]; down_proj [E, H, I] likewise."""
     stem, kind = name.rsplit(".", 1)
     count, rows, columns = shape
-    if kind == "down_proj":
-        return [Piece(f"{stem}.{e}.down_proj.weight", (e,), (rows, columns)) for e in range(count)]
-    half = rows // 2
-    return [
-        Piece(f"{stem}.{e}.{part}.weight", (e, place), (half, columns))
-        for e in range(count)
-        for part, place in (("gate_proj", slice(0, half)), ("up_proj", slice(half, rows)))
-    ]
+    kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    each = (rows // len(kinds), columns)
+    bands = tuple(
+        tuple(_layer(f"{stem}.{expert}.{part}.weight", each, checkpoint) for expert in range(count)) for part in kinds
+    )
+    for band in bands:
+        other = next((layer for layer in band if layer.format != band[0].format), None)
+        if other:
+            raise CheckpointError(
+                f"{checkpoint.directory}: {other.name} is stored in {other.format} and {band[0].name} in "
+                f"{band[0].format}; the experts of a layer must share one format."
+            )
+    return Source(bands, stacked=True)
 
 
-def _missing(piece: Piece, checkpoint: Checkpoint) -> str:
-    found = f"{checkpoint.directory} lacks the tensor {piece.tensor} (expected shape {list(piece.shape)})"
-    stem = piece.tensor.removesuffix(".weight")
-    packed = [f"{stem}.{suffix}" for suffix in ("qweight", "weight_packed") if f"{stem}.{suffix}" in checkpoint.tensors]
-    if packed:
-        return f"{found}: it is stored quantised as {packed[0]}, and Stoker reads only 16- and 32-bit weights so far."
-    if piece.tensor.startswith(MTP_PREFIX):
+def _layer(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> LayerFormat:
+    layer = checkpoint.formats.layers.get(name.removesuffix(".weight"))
+    if layer is None:
+        raise CheckpointError(_missing(name, shape, checkpoint))
+    if layer.shape != shape:
+        tensor = next(iter(layer.tensors.values()))
+        raise CheckpointError(
+            f"{checkpoint.tensors[tensor].file}: {tensor} has shape {list(layer.shape)}"
+            + (f" (stored in {layer.format})" if len(layer.tensors) > 1 else "")
+            + f", config.json asks for {list(shape)}."
+        )
+    return layer
+
+
+def _missing(name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> str:
+    found = f"{checkpoint.directory} lacks the tensor {name} (expected shape {list(shape)})"
+    if name.startswith(MTP_PREFIX):
         have = len(checkpoint.names(MTP_PREFIX))
         return (
             f"{found}: the MTP head is incomplete, only {have} of its tensors are there. "
@@ -117,22 +134,23 @@ def _missing(piece: Piece, checkpoint: Checkpoint) -> str:
     return f"{found}; fetch the missing file."
 
 
-def _account_for(checkpoint: Checkpoint, used: Iterable[str], rules: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _account_for(checkpoint: Checkpoint, sources: Iterable[Source], rules: Mapping[str, Rule]) -> list[str]:
     left = dict.fromkeys(checkpoint.tensors)
-    for name in used:
-        left.pop(name, None)
+    for source in sources:
+        for layer in source.layers:
+            for tensor in layer.tensors.values():
+                left.pop(tensor, None)
     notes = []
-    for rule, prefixes in rules.items():
-        explained = [name for name in left if prefixes and name.startswith(prefixes)]
+    for sentence, explains in rules.items():
+        explained = [name for name in left if explains(name)]
         for name in explained:
             del left[name]
         if explained:
-            notes.append(f"{len(explained)} {rule}.")
+            notes.append(f"{len(explained)} {sentence}.")
     if left:
-        name = next(iter(left))
-        info = checkpoint.tensors[name]
+        info = checkpoint.tensors[next(iter(left))]
         raise CheckpointError(
-            f"{info.file}: {name} {list(info.shape)} in {info.dtype} has no place in this model "
+            f"{info.file}: {info.name} {list(info.shape)} in {info.dtype} has no place in this model "
             f"({len(left)} such tensors); is config.json the right one?"
         )
     return notes

@@ -1,6 +1,7 @@
 """The bytes of one tensor, from its place in a safetensors file into memory."""
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -41,3 +42,24 @@ def read_tensor(info: TensorInfo) -> Tensor:
     if not buffer:
         return torch.empty(info.shape, dtype=DTYPES[info.dtype])
     return torch.frombuffer(buffer, dtype=DTYPES[info.dtype]).view(info.shape)
+
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+
+def read_tensors(
+    infos: Sequence[TensorInfo],
+    *,
+    into: Callable[[TensorInfo], Tensor | None] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[TensorInfo, Tensor]]:
+    total, done = sum(info.nbytes for info in infos), 0
+    for info in infos:
+        tensor = read_tensor(info)
+        place = into(info) if into else None
+        if place is not None:
+            place.copy_(tensor)
+        done += info.nbytes
+        if progress:
+            progress(done, total)
+        yield info, tensor if place is None else place

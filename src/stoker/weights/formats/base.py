@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -47,6 +47,10 @@ class WeightFormat(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Suffix -> tensor, exactly as on disk; optional tensors that were absent stay absent."""
         return {f.name: t for f in fields(self) if (t := getattr(self, f.name)) is not None}
+
+    def __getitem__(self, index: int | Tensor) -> Self:
+        """One expert, or several, of a weight with an expert dimension."""
+        return replace(self, **{name: tensor[index] for name, tensor in self.tensors().items()})
 
     @cached_property
     def _layout(self) -> Layout:
