@@ -12,7 +12,8 @@ from stoker.ops.family import Family
 
 
 def new_cache(model: Decoder, pages: int = 16, slots: int = 4) -> Cache:
-    return Cache.allocate(model.config, pages=pages, slots=slots, dtype=model.embed_tokens.weight.dtype)
+    dtype = model.embed_tokens.weight.dtype
+    return Cache.allocate(model.config, pages=pages, slots=slots, window=150, dtype=dtype)
 
 
 @torch.inference_mode()
@@ -27,13 +28,15 @@ def run_chunks(
     pages: Sequence[int] = range(16),
     cached: int = 0,
 ) -> Tensor:
-    """Logits [len(tokens), vocab] of a sequence fed in chunks of the given lengths."""
-    rows, begin = [], 0
+    """Logits [len(tokens), vocab] of a sequence fed in chunks of the given lengths, all of it committed at the end."""
+    rows, begin, replay = [], 0, 0
     for length in chunks:
-        run = Run(list(tokens[begin : begin + length]), cached + begin, slot, list(pages))
+        run = Run(list(tokens[begin : begin + length]), cached + begin, slot, list(pages), replay)
         hidden, _ = model(Batch.of(family, [run], PAGE_SIZE), cache)
         rows.append(model.logits(hidden, family))
         begin += length
+        replay = length if family is Family.STEP else 0
+    cache.commit(torch.tensor([slot]), torch.tensor([replay]))
     assert begin == len(tokens)
     return torch.cat(rows)
 

@@ -93,7 +93,10 @@ def test_neighbours_change_nothing(checkpoints: dict[str, Path], family: str, ki
     def forward(cache, members):
         runs = [Run(texts[i][cached[i] :], cached[i], i, pages[i]) for i in members]
         with torch.inference_mode():
-            hidden, _ = model(Batch.of(kind, runs, PAGE_SIZE), cache)
+            batch = Batch.of(kind, runs, PAGE_SIZE)
+            hidden, _ = model(batch, cache)
+            if kind is Family.STEP:
+                cache.commit(batch.slots, torch.tensor([lengths[i] for i in members]))
             return model.logits(hidden, kind).split([lengths[i] for i in members])
 
     together = new_cache(model)

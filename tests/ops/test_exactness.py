@@ -8,8 +8,6 @@ from torch import Tensor
 
 from stoker.model.batch import Batch, Run
 from stoker.ops.attention import attention
-from stoker.ops.conv import causal_conv
-from stoker.ops.delta_rule import delta_rule_chunks, delta_rule_steps
 from stoker.ops.elementwise import sigmoid, silu, softplus, swiglu
 from stoker.ops.experts import route, routed_experts
 from stoker.ops.family import Family
@@ -110,72 +108,3 @@ def test_step_attention_over_block_length_neighbours_and_cached_length(
         assert torch.equal(rows([(position, 1)] * 128)[77:78], alone)
         if position:
             assert torch.equal(rows([(position - 1, 2)])[1:], alone)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_conv_and_delta_rule_steps(dtype: torch.dtype) -> None:
-    """A block of L tokens equals L blocks of one, in output and state, beside neighbours of other lengths."""
-    channels, key_heads, heads, dim = 96, 2, 6, 24
-    weight = torch.randn(channels, 4).to(dtype)
-    x = torch.randn(3, 40, channels).to(dtype)
-    q, k = (torch.randn(3, 40, key_heads, dim).to(dtype) for _ in range(2))
-    v = torch.randn(3, 40, heads, dim).to(dtype)
-    g, beta = -torch.rand(3, 40, heads), torch.rand(3, 40, heads)
-    conv_start, start = torch.randn(3, 3, channels).to(dtype), torch.randn(3, heads, dim, dim)
-
-    def run(steps: list[list[tuple[int, int]]]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Each step is a list of (sequence, tokens). -> outputs of sequence 0, and the states."""
-        conv_state, state, done = conv_start.clone(), start.clone(), [0, 0, 0]
-        outputs = []
-        for step in steps:
-            batch = Batch.of(Family.STEP, [Run([0] * n, done[s], s, [s]) for s, n in step], 64)
-            x_, q_, k_, v_, g_, beta_ = (
-                torch.cat([y[s, done[s] : done[s] + n] for s, n in step]) for y in (x, q, k, v, g, beta)
-            )
-            convolved = causal_conv(x_, weight, conv_state, batch.slots, *batch.conv_inputs(4))
-            mixed = delta_rule_steps(q_, k_, v_, g_, beta_, state, batch.slots, batch.step_rows)
-            for i, (s, n) in enumerate(step):
-                if s == 0:
-                    outputs += [convolved[batch.starts[i] : batch.starts[i + 1]], mixed[batch.starts[i] :][:n]]
-                done[s] += n
-        return [torch.cat([o.flatten(1) for o in outputs[kind::2]]) for kind in range(2)], conv_state, state
-
-    want, conv_want, state_want = run([[(0, 40)]])
-    for steps in (
-        [[(0, 1)]] * 40,
-        [[(0, 7)], [(0, 1)], [(0, 32)]],
-        [[(1, 5), (0, 16), (2, 1)], [(0, 2), (1, 30)], [(2, 17), (1, 2), (0, 22)]],
-    ):
-        got, conv_got, state_got = run(steps)
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-        assert torch.equal(conv_got[0], conv_want[0])
-        assert torch.equal(state_got[0], state_want[0])
-
-
-def test_delta_rule_chunks_split_at_multiples_of_64_with_neighbours() -> None:
-    key_heads, heads, dim, length = 2, 6, 24, 200
-    q, k = (torch.randn(2, length, key_heads, dim) for _ in range(2))
-    v = torch.randn(2, length, heads, dim)
-    g, beta = -torch.rand(2, length, heads), torch.rand(2, length, heads)
-    start = torch.randn(2, heads, dim, dim)
-
-    def run(steps: list[list[tuple[int, int]]]) -> tuple[Tensor, Tensor]:
-        state, done, outputs = start.clone(), [0, 0], []
-        for step in steps:
-            runs = [Run([0] * n, done[s], s, range(4 * s, 4 * s + 4)) for s, n in step]
-            batch = Batch.of(Family.PREFILL, runs, 64)
-            q_, k_, v_, g_, beta_ = (
-                torch.cat([y[s, done[s] : done[s] + n] for s, n in step]) for y in (q, k, v, g, beta)
-            )
-            mixed = delta_rule_chunks(q_, k_, v_, g_, beta_, state, batch.slots, batch.chunk_rows)
-            for i, (s, n) in enumerate(step):
-                if s == 0:
-                    outputs.append(mixed[batch.starts[i] : batch.starts[i + 1]])
-                done[s] += n
-        return torch.cat(outputs), state[0]
-
-    want, state_want = run([[(0, 200)]])
-    for steps in ([[(0, 64)], [(0, 128)], [(0, 8)]], [[(1, 17), (0, 128)], [(0, 72), (1, 180)]]):
-        got, state_got = run(steps)
-        assert torch.equal(got, want)
-        assert torch.equal(state_got, state_want)

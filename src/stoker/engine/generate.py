@@ -65,9 +65,9 @@ def generate(model: Decoder, prompt: list[int], sampling: Sampling, timing: Timi
     pages = list(range(-(-(len(prompt) + sampling.max_tokens) // PAGE_SIZE)))
     cache = Cache.allocate(model.config, pages=len(pages), slots=1, dtype=weight.dtype, device=weight.device)
 
-    def forward(family: Family, tokens: list[int], cached: int) -> torch.Tensor:
+    def forward(family: Family, tokens: list[int], cached: int, replay: int = 0) -> torch.Tensor:
         """Logits after the last of `tokens`."""
-        batch = Batch.of(family, [Run(tokens, cached, 0, pages)], PAGE_SIZE, weight.device)
+        batch = Batch.of(family, [Run(tokens, cached, 0, pages, replay)], PAGE_SIZE, weight.device)
         hidden, _ = model(batch, cache)
         return model.logits(hidden[batch.last_rows])[0]
 
@@ -82,7 +82,8 @@ def generate(model: Decoder, prompt: list[int], sampling: Sampling, timing: Timi
             return
         position = len(prompt) + count  # of the token to come
         started = time.perf_counter()
-        token = sample(forward(Family.STEP, [token], position - 1), sampling.temperature, sampling.seed, position)
+        logits = forward(Family.STEP, [token], position - 1, replay=min(timing.steps, 1))
+        token = sample(logits, sampling.temperature, sampling.seed, position)
         timing.decode_s += time.perf_counter() - started
         timing.steps += 1
         yield token

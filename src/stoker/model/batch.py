@@ -22,6 +22,7 @@ class Run:
     cached: int  # tokens of this sequence already in the cache
     slot: int  # recurrent-state slot
     pages: Sequence[int]  # page p holds positions p * page_size ...
+    replay: int = 0  # leading tokens of this slot's last step that were accepted: `cached` counts them already
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Batch:
     sequence: Tensor  # [T] index into B
     cached: Tensor  # [B]
     slots: Tensor  # [B]
+    replay: Tensor  # [B] pending tokens to commit to the recurrent state first
     tables: Tensor  # [B, P] pages, padded with 0
 
     @classmethod
@@ -61,12 +63,18 @@ class Batch:
             sequence=sequence,
             cached=cached,
             slots=torch.tensor([run.slot for run in runs], device=device),
+            replay=torch.tensor([run.replay for run in runs], device=device),
             tables=torch.tensor([list(r.pages) + [0] * (width - len(r.pages)) for r in runs], device=device),
         )
 
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
+
+    @cached_property
+    def longest(self) -> int:
+        """Most tokens of one sequence."""
+        return int((self.starts[1:] - self.starts[:-1]).max())
 
     @cached_property
     def last_rows(self) -> Tensor:
@@ -101,7 +109,7 @@ class Batch:
     def step_rows(self) -> Tensor:
         """[B, L] row of the i-th token of each sequence, T where it has fewer."""
         lengths = self.starts[1:] - self.starts[:-1]
-        place = torch.arange(int(lengths.max()), device=lengths.device)[None]
+        place = torch.arange(self.longest, device=lengths.device)[None]
         return torch.where(place < lengths[:, None], self.starts[:-1, None] + place, self.num_tokens)
 
     @cached_property

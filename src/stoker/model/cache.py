@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.config import FULL, DeltaConfig, ModelConfig
+from stoker.ops.deltanet import DeltaState, commit
 
 PAGE_SIZE = 64  # tokens per KV page; equal to the DeltaNet chunk, so checkpoints end on page borders
 
@@ -29,21 +30,23 @@ class KVPages:
         return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
 
-@dataclass(frozen=True)
-class DeltaState:
-    """State of one DeltaNet layer: conv inputs [slots, kernel - 1, C], recurrent [slots, HV, K, V] in fp32."""
+def allocate_delta_state(
+    slots: int, window: int, delta: DeltaConfig, dtype: torch.dtype, device: torch.device | str
+) -> DeltaState:
+    """`window` is the longest step of one sequence, drafts included."""
 
-    conv: Tensor
-    recurrent: Tensor
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(slots, *shape, dtype=dtype, device=device)
 
-    @classmethod
-    def allocate(cls, slots: int, delta: DeltaConfig, dtype: torch.dtype, device: torch.device | str) -> "DeltaState":
-        conv = (slots, delta.conv_kernel - 1, delta.conv_channels)
-        recurrent = (slots, delta.value_heads, delta.key_dim, delta.value_dim)
-        return cls(
-            torch.zeros(conv, dtype=dtype, device=device),
-            torch.zeros(recurrent, dtype=torch.float32, device=device),
-        )
+    return DeltaState(
+        conv=zeros(delta.conv_kernel - 1, delta.conv_channels),
+        recurrent=zeros(delta.value_heads, delta.key_dim, delta.value_dim, dtype=torch.float32),
+        pending_inputs=zeros(window, delta.conv_channels),
+        pending_k=zeros(window, delta.key_heads, delta.key_dim),
+        pending_v=zeros(window, delta.value_heads, delta.value_dim),
+        pending_g=zeros(window, delta.value_heads, dtype=torch.float32),
+        pending_beta=zeros(window, delta.value_heads, dtype=torch.float32),
+    )
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Cache:
         *,
         pages: int,
         slots: int,
+        window: int = 1,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> "Cache":
@@ -66,9 +70,20 @@ class Cache:
             if kind == FULL:
                 return KVPages.allocate(pages, config.num_kv_heads, config.head_dim, dtype, device)
             assert config.delta is not None
-            return DeltaState.allocate(slots, config.delta, dtype, device)
+            return allocate_delta_state(slots, window, config.delta, dtype, device)
 
         return cls(tuple(state(kind) for kind in config.layer_types))
+
+    @property
+    def window(self) -> int:
+        """Tokens of one sequence that a step may hold; without DeltaNet layers there is no limit."""
+        return min((layer.window for layer in self.layers if isinstance(layer, DeltaState)), default=1 << 62)
+
+    def commit(self, slots: Tensor, counts: Tensor) -> None:
+        """Makes accepted tokens of the last step part of the state without running another."""
+        for layer in self.layers:
+            if isinstance(layer, DeltaState):
+                commit(layer, slots, counts)
 
     def reset(self, slot: int) -> None:
         """Makes a recurrent slot ready for a new sequence. KV pages need nothing: unwritten keys are never seen."""

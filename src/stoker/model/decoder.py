@@ -44,6 +44,8 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, cache: Cache, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """-> hidden [T, H] after the final norm, and the residual stream after each layer of `taps` [T, n * H]."""
         config = self.config
+        if batch.family is Family.STEP and batch.longest > cache.window:
+            raise ValueError(f"a step of {batch.longest} tokens exceeds the {cache.window} the cache was made for")
         rope = rope_table(batch.positions, config.rope_theta, config.rotary_dim)
         conv = batch.conv_inputs(config.delta.conv_kernel) if config.delta else None
         x = self.embed_tokens(batch.token_ids)

@@ -4,11 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker.model.batch import Batch
-from stoker.model.cache import DeltaState
 from stoker.model.config import DeltaConfig
 from stoker.model.layers import Linear, parameter
-from stoker.ops.conv import causal_conv
-from stoker.ops.delta_rule import delta_rule_chunks, delta_rule_steps
+from stoker.ops.deltanet import DeltaState, commit, deltanet_chunks, deltanet_steps
 from stoker.ops.elementwise import sigmoid, softplus
 from stoker.ops.family import Family
 from stoker.ops.norm import gated_rms_norm
@@ -58,13 +56,11 @@ class GatedDeltaNet(nn.Module):
         beta = sigmoid(self.in_proj_b(x, family))  # [T, HV]
         step = softplus(self.in_proj_a(x, family).float() + self.dt_bias.float())
         g = -torch.exp(self.A_log) * step  # log decay, [T, HV]
-        qkv = causal_conv(qkv, self.conv1d.weight[:, 0], state.conv, batch.slots, *conv)
-        keys = delta.key_heads * delta.key_dim
-        q, k, v = qkv.split([keys, keys, delta.value_heads * delta.value_dim], dim=-1)
-        q, k = (y.view(-1, delta.key_heads, delta.key_dim) for y in (q, k))
-        v = v.view(-1, delta.value_heads, delta.value_dim)
+        taps, tail = conv
+        weight = self.conv1d.weight[:, 0]
+        commit(state, batch.slots, batch.replay)
         if family is Family.STEP:
-            out = delta_rule_steps(q, k, v, g, beta, state.recurrent, batch.slots, batch.step_rows)
+            out = deltanet_steps(qkv, g, beta, weight, state, batch.slots, taps, batch.step_rows)
         else:
-            out = delta_rule_chunks(q, k, v, g, beta, state.recurrent, batch.slots, batch.chunk_rows)
+            out = deltanet_chunks(qkv, g, beta, weight, state, batch.slots, taps, tail, batch.chunk_rows)
         return self.out_proj(self.norm(out.to(x.dtype), z).flatten(1), family)

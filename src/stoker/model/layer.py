@@ -4,11 +4,12 @@ from torch import Tensor, nn
 
 from stoker.model.attention import Attention, Rope
 from stoker.model.batch import Batch
-from stoker.model.cache import DeltaState, KVPages
+from stoker.model.cache import KVPages
 from stoker.model.config import FULL, ModelConfig
 from stoker.model.deltanet import ConvInputs, GatedDeltaNet
 from stoker.model.experts import SparseMlp
 from stoker.model.layers import DenseMlp, RMSNorm
+from stoker.ops.deltanet import DeltaState
 
 
 class DecoderLayer(nn.Module):

@@ -1,23 +1,19 @@
-"""Depthwise causal convolution over a few tokens, with the last inputs of each sequence as state."""
+"""Depthwise causal convolution over a few tokens."""
 
 import torch
 from torch import Tensor
 
-from stoker.ops.dispatch import operation
 from stoker.ops.elementwise import silu
 
 
-@operation
-def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: Tensor, taps: Tensor, tail: Tensor) -> Tensor:
+def causal_conv(x: Tensor, weight: Tensor, carried: Tensor, taps: Tensor) -> Tensor:
     """silu(conv(x)) for x [T, C] and weight [C, W]; the last tap multiplies the current token.
 
-    state [slots, W - 1, C] holds the inputs before this batch and is advanced in place. `taps` [T, W] and `tail`
-    [B, W - 1] index the rows of cat(state[slots], x): inputs of each token, and the inputs to keep.
+    `carried` [B, W - 1, C] are the inputs of each sequence before this batch. `taps` [T, W] names the inputs of each
+    token, as rows of cat(carried, x).
     """
-    carried = state[slots].to(x.dtype)  # [B, W - 1, C]
-    inputs = torch.cat([carried.flatten(0, 1), x])
+    inputs = torch.cat([carried.to(x.dtype).flatten(0, 1), x])
     out = inputs[taps[:, 0]].float() * weight[:, 0].float()
     for tap in range(1, weight.shape[1]):
         out = out + inputs[taps[:, tap]].float() * weight[:, tap].float()
-    state[slots] = inputs[tail].to(state.dtype)
     return silu(out).to(x.dtype)

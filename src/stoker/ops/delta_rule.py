@@ -1,4 +1,4 @@
-"""The gated delta rule: token by token (step family) and in chunks of 64 (prefill family). fp32 throughout.
+"""The gated delta rule as pure functions: token by token (step family) and in chunks of 64 (prefill family), in fp32.
 
 Per token and value head, on a state S [K, V]:  S <- exp(g) S;  d = beta (v - S^T k);  S <- S + k d^T;  o = S^T q.
 """
@@ -6,22 +6,20 @@ Per token and value head, on a state S [K, V]:  S <- exp(g) S;  d = beta (v - S^
 import torch
 from torch import Tensor
 
-from stoker.ops.dispatch import operation
 from stoker.ops.family import CHUNK
 from stoker.ops.norm import l2_norm
 
 
-@operation
 def delta_rule_steps(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor, rows: Tensor
-) -> Tensor:
-    """q, k [T, HK, K], v [T, HV, V], g and beta [T, HV] -> [T, HV, V]; state [slots, HV, K, V] advances in place.
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """q, k [T, HK, K], v [T, HV, V], g and beta [T, HV], state [B, HV, K, V] -> out [T, HV, V] and the next state.
 
     `rows` [B, L] names the i-th token of each sequence, T where a sequence is shorter.
     """
     tokens = q.shape[0]
     q, k, v, g, beta = (x[rows] for x in _padded(q, k, v, g, beta))  # [B, L, ...]
-    s = state[slots]  # [B, HV, K, V]
+    s = state
     outputs = []
     for i in range(rows.shape[1]):
         s = s * torch.exp(g[:, i])[..., None, None]
@@ -29,14 +27,12 @@ def delta_rule_steps(
         change = beta[:, i, :, None, None] * (v[:, i, :, None] - read)
         s = s + k[:, i, :, :, None] * change
         outputs.append(torch.matmul(q[:, i, :, None], s)[:, :, 0])
-    state[slots] = s
-    return _scatter(torch.stack(outputs, dim=1), rows, tokens)
+    return _scatter(torch.stack(outputs, dim=1), rows, tokens), s
 
 
-@operation
 def delta_rule_chunks(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor, rows: Tensor
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
     """As delta_rule_steps, with `rows` [B, C, 64]: token p of a sequence lies in chunk p // 64 at place p % 64.
 
     Within a chunk the updates d solve a unit lower-triangular system (I + A) D = beta (V - decayed K S), where
@@ -61,14 +57,13 @@ def delta_rule_chunks(
     q_decayed = q * since_start
     k_to_end = (k * torch.exp(running[..., -1:] - running)[..., None]).transpose(-1, -2)
 
-    s = state[slots]
+    s = state
     outputs = []
     for c in range(rows.shape[1]):
         change = own[:, c] - torch.matmul(from_state[:, c], s)  # d of all 64 tokens
         outputs.append(torch.matmul(q_decayed[:, c], s) + torch.matmul(scores[:, c], change))
         s = s * since_start[:, c, :, -1:] + torch.matmul(k_to_end[:, c], change)
-    state[slots] = s
-    return _scatter(torch.stack(outputs, dim=1).transpose(2, 3), rows, tokens)
+    return _scatter(torch.stack(outputs, dim=1).transpose(2, 3), rows, tokens), s
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
