@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache, DeltaState, KVPages
+from stoker.model.cache import PAGE_SIZE, Cache, KVPages
 from stoker.model.decoder import Decoder
+from stoker.ops.deltanet import DeltaState
 from stoker.ops.family import Family
 
 

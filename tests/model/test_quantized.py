@@ -13,8 +13,8 @@ from stoker.model.load import load_model
 from stoker.ops.family import Family
 from stoker.weights.checkpoint import INDEX, Checkpoint
 from stoker.weights.formats import format_class
+from stoker.weights.formats.int4 import Int4
 from tests.model.forward import new_cache, run_chunks
-from tests.weights import situations
 from tests.weights.situations import bf16, intel_int4, nvfp4_compressed_tensors, nvfp4_modelopt, qwen_fp8, rewrite
 
 SITUATIONS: dict[str, Callable[..., None]] = {
@@ -104,7 +104,7 @@ def test_experts_in_two_formats_are_refused_by_name(tmp_path: Path) -> None:
     file = next(f for f in tmp_path.glob("*.safetensors") if f"{name}.scales" in load_file(f))
 
     def to_group_64(tensors: dict[str, Tensor]) -> None:
-        other = situations.Int4.quantize(torch.randn(64, 128), group=64).tensors()
+        other = Int4.quantize(torch.randn(64, 128), group=64).tensors()
         tensors.update({f"{name}.{suffix}": tensor for suffix, tensor in other.items()})
 
     rewrite(file, to_group_64)

@@ -24,10 +24,11 @@ from stoker.demo.random_checkpoint import (
 )
 from stoker.errors import CheckpointError
 from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache, DeltaState
+from stoker.model.cache import PAGE_SIZE, Cache
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.load import load_drafter, load_model
+from stoker.ops.deltanet import DeltaState
 from stoker.ops.family import Family
 from stoker.ops.rope import rope_table
 from stoker.weights.checkpoint import INDEX

@@ -39,13 +39,13 @@ class Layer:
         """Feeds (sequence, tokens) pairs and accepts a prefix of each (all of it by default). -> outputs per pair."""
         runs = [Run([0] * n, self.done[s], s, range(4 * s, 4 * s + 4), self.pending[s]) for s, n in step]
         batch = Batch.of(family, runs, 64)
-        inputs = [torch.cat([x[s, self.done[s] :][:n] for s, n in step]) for x in (self.qkv, self.g, self.beta)]
+        qkv, g, beta = (torch.cat([x[s, self.done[s] :][:n] for s, n in step]) for x in (self.qkv, self.g, self.beta))
         taps, tail = batch.conv_inputs(4)
         commit(self.state, batch.slots, batch.replay)
         if family is Family.STEP:
-            out = deltanet_steps(*inputs, self.weight, self.state, batch.slots, taps, batch.step_rows)
+            out = deltanet_steps(qkv, g, beta, self.weight, self.state, batch.slots, taps, batch.step_rows)
         else:
-            out = deltanet_chunks(*inputs, self.weight, self.state, batch.slots, taps, tail, batch.chunk_rows)
+            out = deltanet_chunks(qkv, g, beta, self.weight, self.state, batch.slots, taps, tail, batch.chunk_rows)
         for (s, _), taken in zip(step, accept or [n for _, n in step], strict=True):
             self.done[s] += taken
             self.pending[s] = taken if family is Family.STEP else 0
