@@ -1,44 +1,141 @@
-"""Sampling draws from softmax(logits / T) and depends on seed, position and token alone."""
+"""Sampling draws from the distribution asked for, and depends on seed, position and token alone."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from stoker.engine.sampler import gumbel, sample
+from stoker.engine.sampler import Row, choose, gumbel
+from stoker.engine.sampling import Sampling
+from stoker.errors import RequestError
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.7])
+DRAWS = 20_000
 
 
-def chi_square_p(observed: torch.Tensor, expected: torch.Tensor) -> float:
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    return float(torch.special.gammaincc(torch.tensor((len(observed) - 1) / 2.0), statistic / 2.0))
+def draw(logits: Tensor, draws: int = DRAWS, **sampling: Any) -> Tensor:
+    """How often each token comes out over as many positions."""
+    how = Sampling(**({"temperature": 1.0, "seed": 7} | sampling))
+    chosen = choose(logits.expand(draws, -1), [Row(how, position) for position in range(draws)])
+    return torch.bincount(chosen, minlength=len(logits)).double()
+
+
+def p_value(observed: Tensor, probabilities: Tensor) -> float:
+    """Chi-square test of counts against probabilities; a token of probability 0 must not occur."""
+    assert observed[probabilities == 0].sum() == 0
+    live = probabilities > 0
+    expected = probabilities[live].double() * observed.sum()
+    statistic = ((observed[live] - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((int(live.sum()) - 1) / 2.0).double(), statistic / 2.0))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_match_the_softmax(temperature: float) -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.7])
-    counts = torch.zeros(6)
-    draws = 20_000
-    for position in range(draws):
-        counts[sample(logits, temperature, seed=7, position=position)] += 1
-    expected = torch.softmax(logits / temperature, -1) * draws
-    assert chi_square_p(counts, expected) > 1e-3
-    biased = torch.softmax(logits / (temperature * 1.1), -1) * draws
-    assert chi_square_p(counts, biased) < 1e-3  # the same test notices a temperature 10 % off
+    counts = draw(LOGITS, temperature=temperature)
+    assert p_value(counts, torch.softmax(LOGITS / temperature, -1)) > 1e-3
+    # the same test notices a temperature 10 % off
+    assert p_value(counts, torch.softmax(LOGITS / (temperature * 1.1), -1)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 3}, [0, 1, 5]),
+        ({"top_p": 0.69}, [0, 5]),  # probabilities 0.397, 0.294, 0.146, ...
+        ({"top_p": 0.70}, [0, 1, 5]),
+        ({"top_k": 2, "top_p": 0.99}, [0, 5]),
+        ({"min_p": 0.3}, [0, 1, 5]),
+        ({"top_k": 1}, [0]),
+        ({"top_p": 1e-9}, [0]),
+    ],
+)
+def test_filters_keep_the_right_tokens_in_the_right_proportion(options: dict[str, Any], kept: list[int]) -> None:
+    probabilities = torch.zeros(6)
+    probabilities[kept] = torch.softmax(LOGITS[kept], -1)
+    counts = draw(LOGITS, **options)
+    assert (counts > 0).nonzero()[:, 0].tolist() == kept
+    if len(kept) > 1:
+        assert p_value(counts, probabilities) > 1e-3
+
+
+def test_rows_with_different_settings_do_not_touch_each_other() -> None:
+    settings = [
+        Sampling(),
+        Sampling(temperature=1.0, seed=3),
+        Sampling(temperature=0.7, top_p=0.8, seed=4),
+        Sampling(temperature=1.0, top_k=2, min_p=0.1),
+        Sampling(logit_bias={3: 100.0}),
+    ]
+    rows = [Row(sampling, 11 + i) for i, sampling in enumerate(settings)]
+    logits = torch.randn(5, 300)
+    together = choose(logits, rows)
+    for i, row in enumerate(rows):
+        assert int(choose(logits[i : i + 1], [row])) == int(together[i])
+    assert int(together[4]) == 3
+
+
+def test_penalties_follow_prompt_and_output() -> None:
+    logits = torch.tensor([[4.0, 3.0, 2.0, -1.0]])
+
+    def greedy(prompt: list[int], output: list[int], **options: Any) -> int:
+        return int(choose(logits, [Row(Sampling(**options), 9, prompt, output)]))
+
+    assert greedy([0], [], repetition_penalty=2.0) == 1  # the prompt counts for repetition ...
+    assert greedy([0], [], presence_penalty=5.0) == 0  # ... and not for presence
+    assert greedy([], [0], presence_penalty=1.5) == 1
+
+    assert greedy([], [0, 0, 0, 1], frequency_penalty=0.8) == 1  # 4 - 2.4 = 1.6, 3 - 0.8 = 2.2, 2
+
+
+def test_stop_ids_are_barred_until_min_tokens() -> None:
+    logits = torch.tensor([[1.0, 5.0, 2.0]])
+    sampling = Sampling(min_tokens=2, stop_ids=(1,))
+    assert [int(choose(logits, [Row(sampling, n, (), [0] * n)])) for n in range(4)] == [2, 2, 1, 1]
+
+
+def test_a_mask_bars_everything_else() -> None:
+    allowed = torch.tensor([False, False, True, True, False, False])
+    for temperature in (0.0, 1.0):
+        rows = [Row(Sampling(temperature=temperature), p, allowed=allowed) for p in range(200)]
+        assert set(choose(LOGITS.expand(200, -1), rows).tolist()) <= {2, 3}
 
 
 def test_noise_has_the_gumbel_mean_and_variance() -> None:
-    noise = gumbel(200_000, seed=1, position=2)
+    noise = gumbel(torch.tensor(1), torch.tensor(2), torch.arange(200_000))
     assert abs(noise.mean().item() - 0.57722) < 0.01
     assert abs(noise.var().item() - math.pi**2 / 6) < 0.03
 
 
-def test_noise_depends_on_seed_and_position_and_nothing_else() -> None:
-    assert torch.equal(gumbel(100, 3, 5), gumbel(100, 3, 5))
-    assert torch.equal(gumbel(100, 3, 5), gumbel(1000, 3, 5)[:100])
-    assert not torch.equal(gumbel(100, 3, 5), gumbel(100, 3, 6))
-    assert not torch.equal(gumbel(100, 3, 5), gumbel(100, 4, 5))
-    assert not torch.equal(gumbel(100, 3, 5), gumbel(100, 5, 3))
+def test_noise_depends_on_seed_position_and_token_and_nothing_else() -> None:
+    def noise(seed: int, position: int, count: int = 100) -> Tensor:
+        return gumbel(torch.tensor(seed), torch.tensor(position), torch.arange(count))
+
+    assert torch.equal(noise(3, 5), noise(3, 5, 1000)[:100])
+    for other in (noise(3, 6), noise(4, 5), noise(5, 3)):
+        assert not torch.equal(noise(3, 5), other)
 
 
 def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id() -> None:
-    assert sample(torch.tensor([0.0, 3.0, 3.0, 1.0]), 0.0, seed=9, position=4) == 1
+    assert int(choose(torch.tensor([[0.0, 3.0, 3.0, 1.0]]), [Row(Sampling(), 4)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),
+        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens is 9, expected 0 to max_tokens \(8\)"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0, expected more than 0"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"min_p": 1.0}, "min_p is 1.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"presence_penalty": math.inf}, "presence_penalty is inf"),
+        ({"seed": 1 << 70}, "64 bits"),
+    ],
+)
+def test_impossible_settings_are_refused_with_their_value(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Sampling(**options)

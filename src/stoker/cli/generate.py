@@ -24,12 +24,15 @@ def generate(
 ) -> None:
     """Continue a text, or answer a message with --chat."""
     need_engine()
-    from stoker.engine.generate import Sampling, Timing, check_request
+    from stoker.engine.generate import Timing, check_request
     from stoker.engine.generate import generate as run
+    from stoker.engine.sampling import Sampling
     from stoker.engine.tokenizer import Tokenizer
 
     directory = Path(model)
-    sampling = Sampling(max_tokens, temperature, seed)  # refuses bad numbers before anything is loaded
+    sampling = Sampling(
+        max_tokens=max_tokens, temperature=temperature, seed=seed
+    )  # refuses bad numbers before anything is loaded
     loaded = load_with_progress(directory)
     tokenizer = Tokenizer(directory)
     sampling = replace(sampling, stop_ids=loaded.config.eos_token_ids)

@@ -16,7 +16,8 @@ from rich.table import Table
 from stoker.cli.generate import load_with_progress
 from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
-from stoker.engine.generate import Sampling, Timing, generate
+from stoker.engine.generate import Timing, generate
+from stoker.engine.sampling import Sampling
 from stoker.engine.tokenizer import Tokenizer
 from stoker.model.load import load_model
 

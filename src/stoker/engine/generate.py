@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker.engine.sampler import sample
+from stoker.engine.sampler import Row, choose
+from stoker.engine.sampling import Sampling
 from stoker.errors import RequestError
 from stoker.model.batch import Batch, Run
 from stoker.model.cache import PAGE_SIZE, Cache
@@ -14,22 +15,6 @@ from stoker.model.decoder import Decoder
 from stoker.ops.family import Family
 
 PREFILL_CHUNK = 512  # tokens; a multiple of 64, so that chunking never shows in the bits
-
-
-@dataclass(frozen=True)
-class Sampling:
-    max_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    stop_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise RequestError(f"max_tokens is {self.max_tokens}, expected at least 1.")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature is {self.temperature}, expected 0 (greedy) or a positive number.")
-        if not -(1 << 63) <= self.seed < 1 << 63:
-            raise RequestError(f"seed is {self.seed}, expected a number that fits 64 bits.")
 
 
 @dataclass
@@ -71,19 +56,20 @@ def generate(model: Decoder, prompt: list[int], sampling: Sampling, timing: Timi
         hidden, _ = model(batch, cache)
         return model.logits(hidden[batch.last_rows])[0]
 
+    def choice(logits: torch.Tensor) -> int:
+        return int(choose(logits[None], [Row(sampling, len(prompt) + len(output), prompt, output)]))
+
+    output: list[int] = []
     started = time.perf_counter()
     for begin in range(0, len(prompt), PREFILL_CHUNK):
         logits = forward(Family.PREFILL, prompt[begin : begin + PREFILL_CHUNK], begin)
-    token = sample(logits, sampling.temperature, sampling.seed, len(prompt))
+    output.append(choice(logits))
     timing.prefill_s = time.perf_counter() - started
-    yield token
-    for count in range(1, sampling.max_tokens):
-        if token in sampling.stop_ids:
-            return
-        position = len(prompt) + count  # of the token to come
+    yield output[-1]
+    while len(output) < sampling.max_tokens and output[-1] not in sampling.stop_ids:
         started = time.perf_counter()
-        logits = forward(Family.STEP, [token], position - 1, replay=min(timing.steps, 1))
-        token = sample(logits, sampling.temperature, sampling.seed, position)
+        logits = forward(Family.STEP, output[-1:], len(prompt) + len(output) - 1, replay=min(timing.steps, 1))
+        output.append(choice(logits))
         timing.decode_s += time.perf_counter() - started
         timing.steps += 1
-        yield token
+        yield output[-1]

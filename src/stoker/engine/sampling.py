@@ -1,0 +1,46 @@
+"""How a request wants its tokens chosen, checked when it is made. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite
+
+from stoker.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """temperature 0 is greedy. Penalties, bias and filters act in the order of `sampler.py`."""
+
+    max_tokens: int = 128
+    min_tokens: int = 0  # stop ids are barred until this many tokens are out
+    temperature: float = 0.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # on tokens of prompt and output
+    presence_penalty: float = 0.0  # on tokens of the output
+    frequency_penalty: float = 0.0  # on tokens of the output, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._expect("max_tokens", self.max_tokens >= 1, "at least 1")
+        self._expect("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens ({self.max_tokens})")
+        self._expect("temperature", 0.0 <= self.temperature < inf, "0 (greedy) or a positive number")
+        self._expect("top_k", self.top_k >= 0, "0 (all tokens) or a positive number")
+        self._expect("top_p", 0.0 < self.top_p <= 1.0, "more than 0 and at most 1")
+        self._expect("min_p", 0.0 <= self.min_p < 1.0, "at least 0 and less than 1")
+        self._expect("repetition_penalty", 0.0 < self.repetition_penalty < inf, "a positive number")
+        self._expect("presence_penalty", isfinite(self.presence_penalty), "a finite number")
+        self._expect("frequency_penalty", isfinite(self.frequency_penalty), "a finite number")
+        self._expect("logit_bias", all(isfinite(bias) for bias in self.logit_bias.values()), "finite numbers")
+        self._expect("seed", -(1 << 63) <= self.seed < 1 << 63, "a number that fits 64 bits")
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    def _expect(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise RequestError(f"{name} is {getattr(self, name)}, expected {expected}.")
