@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stoker.engine.generate import PREFILL_CHUNK, Timing, generate
-from stoker.engine.sampling import Sampling
+from stoker.engine.engine import EngineConfig
+from stoker.engine.generate import Timing, generate
 from stoker.errors import RequestError
 from stoker.model.load import load_model
+from stoker.speculate.sampling import Sampling
 from tests.conftest import FAMILIES
 
 
@@ -23,9 +24,9 @@ def test_greedy_tokens_equal_transformers_generate(checkpoints: dict[str, Path],
         assert list(generate(model, prompt, Sampling(24))) == reply[0, 70:].tolist()
 
 
-def test_a_prompt_longer_than_one_prefill_chunk_continues_as_from_one_forward(checkpoints: dict[str, Path]) -> None:
+def test_a_prompt_longer_than_one_prefill_budget_continues_as_from_one_forward(checkpoints: dict[str, Path]) -> None:
     model = load_model(checkpoints["qwen3_5_moe_text"], dtype=torch.float32).model
-    prompt = torch.randint(0, 512, (PREFILL_CHUNK + 70,)).tolist()
+    prompt = torch.randint(0, 512, (EngineConfig().prefill_budget + 70,)).tolist()
     theirs = AutoModelForCausalLM.from_pretrained(checkpoints["qwen3_5_moe_text"], dtype=torch.float32)
     reply = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None)
     assert list(generate(model, prompt, Sampling(8))) == reply[0, len(prompt) :].tolist()

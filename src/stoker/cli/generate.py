@@ -24,10 +24,11 @@ def generate(
 ) -> None:
     """Continue a text, or answer a message with --chat."""
     need_engine()
-    from stoker.engine.generate import Timing, check_request
+    from stoker.engine.engine import check_request
+    from stoker.engine.generate import Timing
     from stoker.engine.generate import generate as run
-    from stoker.engine.sampling import Sampling
     from stoker.engine.tokenizer import Tokenizer
+    from stoker.speculate.sampling import Sampling
 
     directory = Path(model)
     sampling = Sampling(
@@ -37,7 +38,7 @@ def generate(
     tokenizer = Tokenizer(directory)
     sampling = replace(sampling, stop_ids=loaded.config.eos_token_ids)
     ids = tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
-    check_request(ids, sampling, loaded.model)
+    check_request(loaded.config, ids, sampling)
 
     timing = Timing()
     produced: list[int] = []

@@ -17,7 +17,7 @@ from stoker.cli.generate import load_with_progress
 from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.generate import Timing, generate
-from stoker.engine.sampling import Sampling
+from stoker.speculate.sampling import Sampling
 from stoker.engine.tokenizer import Tokenizer
 from stoker.model.load import load_model
 

@@ -67,6 +67,24 @@ class Batch:
             tables=torch.tensor([list(r.pages) + [0] * (width - len(r.pages)) for r in runs], device=device),
         )
 
+    def select(self, keep: Tensor) -> "Batch":
+        """The rows where keep [T] holds, which must be a prefix of each run; sequences left without any drop out."""
+        counts = torch.bincount(self.sequence[keep], minlength=len(self.slots))
+        live = counts > 0
+        renumbered = live.cumsum(0) - 1
+        return Batch(
+            family=self.family,
+            page_size=self.page_size,
+            token_ids=self.token_ids[keep],
+            positions=self.positions[keep],
+            starts=torch.cat([counts.new_zeros(1), counts[live].cumsum(0)]),
+            sequence=renumbered[self.sequence[keep]],
+            cached=self.cached[live],
+            slots=self.slots[live],
+            replay=torch.zeros_like(self.replay[live]),
+            tables=self.tables[live],
+        )
+
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.engine.sampler import Row, choose, gumbel
-from stoker.engine.sampling import Sampling
 from stoker.errors import RequestError
+from stoker.speculate.sampler import Row, choose, gumbel
+from stoker.speculate.sampling import Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.7])
 DRAWS = 20_000
