@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+
 KEYS = {
     "text", "token_ids", "prompt_tokens", "completion_tokens", "steps", "accepted_per_step", "tokens_per_s",
     "steps_per_s",
@@ -43,6 +45,42 @@ def test_generate_json_has_the_promised_keys_and_agrees_with_itself(checkpoints:
     assert result["steps"] == 5
     assert result["accepted_per_step"] == 1.0
     assert json.loads(stoker(*arguments).stdout.splitlines()[-1])["token_ids"] == result["token_ids"]
+
+
+def test_drafting_changes_steps_and_never_tokens(drafted: Path) -> None:
+    arguments = ("generate", "--model", str(drafted), "--prompt", "abcabcabcabc", "--max-tokens", "24", "--json")
+    plain = json.loads(stoker(*arguments, "--draft", "none").stdout)
+    for draft in ("mtp:2", "lookup:4", "lookup+mtp:3", "dflash:5", "lookup+dflash:5"):
+        fast = json.loads(stoker(*arguments, "--draft", draft).stdout)
+        assert fast["token_ids"] == plain["token_ids"]
+        assert fast["accepted_per_step"] == pytest.approx((24 - 1) / fast["steps"])
+
+
+@pytest.fixture(scope="module")
+def drafted(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a DFlash network beside it."""
+    directory = tmp_path_factory.mktemp("drafted") / "model"
+    shutil.copytree(checkpoints["qwen3_5_moe_text"], directory)
+    write_random_drafter(directory / "drafter", small_drafter_config(small_config()))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "draft", "words"),
+    [
+        ("qwen3_moe", "mtp:2", "has no MTP head"),
+        ("qwen3_moe", "dflash:4", "drafter does not exist"),
+        ("qwen3_moe", "mtp:9", "mtp drafts 1 to 8 tokens a step, not 9"),
+        ("qwen3_moe", "mtp", "--draft is 'mtp', expected none, mtp:K"),
+        ("qwen3_moe", "mtp+lookup:2", "expected none, mtp:K"),
+    ],
+)
+def test_a_draft_that_cannot_be_had_is_refused(
+    checkpoints: dict[str, Path], family: str, draft: str, words: str
+) -> None:
+    done = stoker("generate", "--model", str(checkpoints[family]), "--prompt", "x", "--draft", draft)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
 def test_chat_wraps_the_prompt_in_the_template(checkpoints: dict[str, Path]) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.extras import need_engine
+from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
     from stoker.model.load import Loaded
@@ -19,6 +21,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "none",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
@@ -34,6 +37,7 @@ def generate(
     sampling = Sampling(
         max_tokens=max_tokens, temperature=temperature, seed=seed
     )  # refuses bad numbers before anything is loaded
+    choice = DraftChoice.parse(draft)
     loaded = load_with_progress(directory)
     tokenizer = Tokenizer(directory)
     sampling = replace(sampling, stop_ids=loaded.config.eos_token_ids)
@@ -43,7 +47,8 @@ def generate(
     timing = Timing()
     produced: list[int] = []
     stream = tokenizer.stream()
-    for token in run(loaded.model, ids, sampling, timing):
+    drafter = partial(choice.build, loaded.model, directory)
+    for token in run(loaded.model, ids, sampling, timing, choice.depth, drafter):
         produced.append(token)
         if not as_json:
             typer.echo(stream(token), nl=False)
@@ -65,7 +70,7 @@ def generate(
     typer.echo()
     typer.echo(
         f"{len(ids)} tokens in, {len(produced)} out; prefill {timing.prefill_s:.2f} s, "
-        f"then {steps_per_s * accepted:.1f} tokens/s",
+        f"then {steps_per_s * accepted:.1f} tokens/s at {accepted:.2f} tokens per step",
         err=True,
     )
 

@@ -1,31 +1,41 @@
 """One request, alone, in this process."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stoker.engine.engine import Engine, EngineConfig, check_request
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.decoder import Decoder
+from stoker.speculate.drafter import Drafter
 from stoker.speculate.sampling import Sampling
+
+BuildDrafter = Callable[[int, int], Drafter | None]  # from pages and slots
 
 
 @dataclass
 class Timing:
-    """Filled while a generation runs. The first token comes out of prefill, so a step more is a token more."""
+    """Filled while a generation runs. The first token comes out of prefill, not out of a step."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
     steps: int = 0
 
 
-def generate(model: Decoder, prompt: list[int], sampling: Sampling, timing: Timing | None = None) -> Iterator[int]:
+def generate(
+    model: Decoder,
+    prompt: list[int],
+    sampling: Sampling,
+    timing: Timing | None = None,
+    depth: int = 0,
+    drafter: BuildDrafter = lambda pages, slots: None,
+) -> Iterator[int]:
     """Token ids as they are made. A stop id is yielded and ends the text."""
     check_request(model.config, prompt, sampling)
     timing = timing or Timing()
     pages = -(-(len(prompt) + sampling.max_tokens) // PAGE_SIZE)
-    engine = Engine(model, EngineConfig(pages=pages, slots=1, max_depth=0))
-    engine.submit(prompt, sampling)
+    engine = Engine(model, EngineConfig(pages=pages, slots=1, max_depth=depth), drafter(pages, 1))
+    engine.submit(prompt, sampling, depth)
     decoding = False
     while not engine.idle:
         started = time.perf_counter()
