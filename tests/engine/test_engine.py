@@ -121,13 +121,16 @@ def test_every_request_equals_itself_alone_and_undrafted(
 ) -> None:
     """All drafters, mixed depths (0 too), 8 requests on 4 slots; 4 pages force preemption."""
     drafter = drafter_of(name, model, prompts, alone, tmp_path)
-    engine = Engine(model, EngineConfig(pages=pages, slots=SLOTS, max_depth=DEPTH, prefill_budget=128), drafter)
+    config = EngineConfig(
+        pages=pages, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, checkpoints=3, checkpoint_interval=64
+    )
+    engine = Engine(model, config, drafter)
     for index, prompt in enumerate(prompts):
         engine.submit(prompt, settings_for(index), depth=[DEPTH, 2, 0, 5][index // 2])
     sequences = list(engine._waiting)
     tokens = drain(engine)
     assert [tokens[index] for index in range(len(prompts))] == alone
-    assert engine._pages.free == pages
+    assert engine._pages.free == pages - len(set(engine._prefixes.pinned()))
     assert engine._slots.free == SLOTS
     if pages == 4:
         assert sum(sequence.stats.preemptions for sequence in sequences) > 0
@@ -214,6 +217,7 @@ ACTIONS = st.lists(
     pages=st.integers(4, 12),
     slots=st.integers(1, 4),
     budget=st.sampled_from([64, 128, 512]),
+    checkpoints=st.integers(0, 3),
 )
 def test_any_mix_of_requests_cancellations_and_tight_memory(
     model: Decoder,
@@ -224,9 +228,17 @@ def test_any_mix_of_requests_cancellations_and_tight_memory(
     pages: int,
     slots: int,
     budget: int,
+    checkpoints: int,
 ) -> None:
     answers = {tuple(prompt): answer for prompt, answer in zip(prompts, alone, strict=True)}
-    config = EngineConfig(pages=pages, slots=slots, max_depth=DEPTH, prefill_budget=budget)
+    config = EngineConfig(
+        pages=pages,
+        slots=slots,
+        max_depth=DEPTH,
+        prefill_budget=budget,
+        checkpoints=checkpoints,
+        checkpoint_interval=64,
+    )
     engine = Engine(model, config, Oracle(answers, wrong))
     submitted: list[int] = []  # index into prompts, by request id
     cancelled: set[int] = set()
@@ -251,6 +263,8 @@ def test_any_mix_of_requests_cancellations_and_tight_memory(
     for request_id, index in enumerate(submitted):
         made = tokens.get(request_id, [])
         assert made == (alone[index][: len(made)] if request_id in cancelled else alone[index])
+    while engine._prefixes.evict():
+        engine.check_integrity()
     assert (engine._pages.free, engine._slots.free) == (pages, slots)
 
 

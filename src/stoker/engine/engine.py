@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from stoker.engine.pages import Pool
+from stoker.engine.prefix import PrefixCache
 from stoker.engine.request import Event, Finish, Sequence
 from stoker.errors import RequestError
 from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache
+from stoker.model.cache import PAGE_SIZE, Cache, Snapshots
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.ops.family import CHUNK, Family
@@ -30,10 +31,14 @@ class EngineConfig:
     slots: int = 8  # requests running at a time
     max_depth: int = 8  # drafts per step
     prefill_budget: int = 512  # prompt tokens per step, a multiple of 64
+    checkpoints: int = 0  # recurrent states the prefix cache may keep; 0 turns it off
+    checkpoint_interval: int = 1024  # prompt tokens from one to the next, a multiple of 64
 
     def __post_init__(self) -> None:
-        if self.prefill_budget < CHUNK or self.prefill_budget % CHUNK:
-            raise RequestError(f"prefill_budget is {self.prefill_budget}, expected a multiple of {CHUNK}.")
+        for name in ("prefill_budget", "checkpoint_interval"):
+            value = getattr(self, name)
+            if value < CHUNK or value % CHUNK:
+                raise RequestError(f"{name} is {value}, expected a multiple of {CHUNK}.")
 
 
 class Engine:
@@ -50,6 +55,8 @@ class Engine:
             device=weight.device,
         )
         self._pages, self._slots = Pool(config.pages), Pool(config.slots)
+        self._prefixes = PrefixCache(self._pages, config.checkpoints, config.checkpoint_interval)
+        self._snapshots = Snapshots.allocate(self._cache, config.checkpoints)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # oldest first
         self._next_id = 0
@@ -58,10 +65,14 @@ class Engine:
     def idle(self) -> bool:
         return not self._waiting and not self._running
 
-    def submit(self, prompt: Many[int], sampling: Sampling, depth: int = 0) -> int:
-        """Queues a request and returns its id; refuses what could never be served, with the numbers."""
+    def submit(self, prompt: Many[int], sampling: Sampling, depth: int = 0, boundaries: Many[int] = ()) -> int:
+        """Queues a request and returns its id; refuses what could never be served, with the numbers.
+
+        `boundaries` are positions where messages of the prompt begin: good places for the prefix cache to start from.
+        """
         self._check(prompt, sampling, depth)
-        sequence = Sequence(self._next_id, list(prompt), sampling, depth)
+        checkpoints = self._prefixes.wanted(prompt, boundaries)
+        sequence = Sequence(self._next_id, list(prompt), sampling, depth, checkpoints)
         self._next_id += 1
         self._waiting.append(sequence)
         return sequence.id
@@ -82,8 +93,10 @@ class Engine:
         return events + self._prefill()
 
     def check_integrity(self) -> None:
-        """Every page and slot is free or owned by exactly one running request."""
-        self._pages.check_integrity([page for sequence in self._running for page in sequence.pages])
+        """Every page and slot is free, or its owners among requests and checkpoints are on record."""
+        held = [page for sequence in self._running for page in sequence.pages]
+        self._pages.check_integrity([*held, *self._prefixes.pinned()])
+        self._prefixes.check_integrity()
         self._slots.check_integrity([sequence.slot for sequence in self._running])
         for sequence in self._waiting:
             assert sequence.slot == -1
@@ -108,20 +121,31 @@ class Engine:
         """First come, first served: the head of the queue waits for room rather than being overtaken."""
         while self._waiting and self._slots.free:
             sequence = self._waiting[0]
-            need = _pages_for(sequence.length + 1)
+            found = self._prefixes.match(sequence.prompt)
+            shared = list(found.pages) if found else []
+            self._pages.share(shared)  # first of all, so that making room cannot drop them
+            need = _pages_for(sequence.length + 1) - len(shared)
+            while need > self._pages.free and self._prefixes.evict():
+                pass
             if need > self._pages.free:
+                self._pages.give_back(shared)
                 return
             self._waiting.popleft()
-            sequence.slot, sequence.pages = self._slots.take()[0], self._pages.take(need)
+            sequence.slot, sequence.pages = self._slots.take()[0], shared + self._pages.take(need)
             self._cache.reset(sequence.slot)
+            if found:
+                self._snapshots.restore(self._cache, sequence.slot, found.snapshot)
+                sequence.computed = sequence.stats.cached_tokens = found.position
             if self.drafter:
                 self.drafter.reset(sequence.slot)
             self._running.append(sequence)
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Pages for `tokens` positions; younger requests give way. False if the request itself had to."""
+        """Pages for `tokens` positions; checkpoints give way, then younger requests. False if it had to go itself."""
         need = _pages_for(tokens) - len(sequence.pages)
         while need > self._pages.free:
+            if self._prefixes.evict():
+                continue
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -156,6 +180,7 @@ class Engine:
                 continue
             # chunks end at multiples of 64 or with the prompt, so that chunking never shows in the bits
             stop = min(end, (sequence.computed + budget) // CHUNK * CHUNK)
+            stop = min([stop, *(place for place in sequence.checkpoints if place > sequence.computed)])
             if stop <= sequence.computed:
                 break
             members.append(sequence)
@@ -175,9 +200,18 @@ class Engine:
                 sequence.computed += len(run.tokens)
                 sequence.stats.prefill_tokens += len(run.tokens)
             self._observe(batch, members, hidden, taps, [len(run.tokens) for run in runs])
+            for sequence in members:
+                self._keep(sequence)
         self._end(events)
         self._replay_outputs()
         return events
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Takes a checkpoint if one belongs here."""
+        if sequence.computed in sequence.checkpoints:
+            index = self._prefixes.add(sequence.prompt, sequence.computed, sequence.pages)
+            if index is not None:
+                self._snapshots.save(self._cache, sequence.slot, index)
 
     def _replay_outputs(self) -> None:
         """After a preemption: tokens made before it are computed again as steps, the family they were made in."""

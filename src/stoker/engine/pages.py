@@ -1,18 +1,17 @@
-"""Who owns which KV page and which recurrent slot. Only numbers; the tensors are in `model/cache.py`."""
+"""Who owns which KV page and which slot. Only numbers; the tensors are in `model/cache.py`."""
 
-from stoker.errors import StokerError
-
-
-class OutOfPages(StokerError):
-    """More pages were asked for than are free."""
+from collections import Counter
+from collections.abc import Iterable
 
 
 class Pool:
-    """Numbers 0 .. size - 1, each free or taken. The lowest free ones go out first, so runs are reproducible."""
+    """Numbers 0 .. size - 1, each free or held by one or several owners. The lowest free ones go out first, so runs
+    are reproducible."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = list(range(size - 1, -1, -1))
+        self._owners = [0] * size
 
     @property
     def free(self) -> int:
@@ -20,14 +19,32 @@ class Pool:
 
     def take(self, count: int = 1) -> list[int]:
         if count > len(self._free):
-            raise OutOfPages(f"{count} wanted, {len(self._free)} of {self.size} free.")
-        return [self._free.pop() for _ in range(count)]
+            raise ValueError(f"{count} wanted, {len(self._free)} of {self.size} free")
+        numbers = [self._free.pop() for _ in range(count)]
+        for number in numbers:
+            self._owners[number] = 1
+        return numbers
 
-    def give_back(self, numbers: list[int]) -> None:
-        self._free.extend(reversed(numbers))
+    def share(self, numbers: Iterable[int]) -> None:
+        """One owner more for numbers that are held already."""
+        for number in numbers:
+            if not self._owners[number]:
+                raise ValueError(f"{number} is free and cannot be shared")
+            self._owners[number] += 1
 
-    def check_integrity(self, taken: list[int]) -> None:
-        """Every number is free or in `taken`, and in one place only."""
-        everything = sorted([*self._free, *taken])
-        if everything != list(range(self.size)):
-            raise AssertionError(f"free {sorted(self._free)} and taken {sorted(taken)} do not make 0..{self.size - 1}")
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """One owner less; a number without owners is free."""
+        for number in reversed(list(numbers)):
+            if not self._owners[number]:
+                raise ValueError(f"{number} is free already")
+            self._owners[number] -= 1
+            if not self._owners[number]:
+                self._free.append(number)
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """`held` lists every number once per owner: the books must agree."""
+        owners = Counter(held)
+        if self._owners != [owners[number] for number in range(self.size)]:
+            raise AssertionError(f"owners on record {self._owners} differ from {dict(owners)}")
+        if sorted(self._free) != [number for number in range(self.size) if not owners[number]]:
+            raise AssertionError(f"free {sorted(self._free)} differ from what {dict(owners)} leaves of {self.size}")

@@ -26,6 +26,7 @@ class Stats:
     """`steps` are verify steps. Prefill makes the first token: tokens per step are (output tokens - 1) / steps."""
 
     prefill_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, taken from the prefix cache
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -40,6 +41,7 @@ class Sequence:
     prompt: list[int]
     sampling: Sampling
     depth: int
+    checkpoints: list[int] = field(default_factory=list)  # prompt positions whose state is worth keeping
     output: list[int] = field(default_factory=list)
     slot: int = -1  # -1: waiting
     pages: list[int] = field(default_factory=list)

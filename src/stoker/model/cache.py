@@ -50,6 +50,35 @@ def allocate_delta_state(
 
 
 @dataclass(frozen=True)
+class Snapshots:
+    """Copies of recurrent state to go back to: per DeltaNet layer, conv [n, W - 1, C] and recurrent [n, HV, K, V]."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+    @classmethod
+    def allocate(cls, cache: "Cache", count: int) -> "Snapshots":
+        return cls(
+            tuple(
+                (
+                    state.conv.new_zeros(count, *state.conv.shape[1:]),
+                    state.recurrent.new_zeros(count, *state.recurrent.shape[1:]),
+                )
+                for state in cache.delta_states
+            )
+        )
+
+    def save(self, cache: "Cache", slot: int, index: int) -> None:
+        for (conv, recurrent), state in zip(self.layers, cache.delta_states, strict=True):
+            conv[index] = state.conv[slot]
+            recurrent[index] = state.recurrent[slot]
+
+    def restore(self, cache: "Cache", slot: int, index: int) -> None:
+        for (conv, recurrent), state in zip(self.layers, cache.delta_states, strict=True):
+            state.conv[slot] = conv[index]
+            state.recurrent[slot] = recurrent[index]
+
+
+@dataclass(frozen=True)
 class Cache:
     """State of every trunk layer, in layer order."""
 
@@ -77,17 +106,19 @@ class Cache:
     @property
     def window(self) -> int:
         """Tokens of one sequence that a step may hold; without DeltaNet layers there is no limit."""
-        return min((layer.window for layer in self.layers if isinstance(layer, DeltaState)), default=1 << 62)
+        return min((state.window for state in self.delta_states), default=1 << 62)
+
+    @property
+    def delta_states(self) -> list[DeltaState]:
+        return [layer for layer in self.layers if isinstance(layer, DeltaState)]
 
     def commit(self, slots: Tensor, counts: Tensor) -> None:
         """Makes accepted tokens of the last step part of the state without running another."""
-        for layer in self.layers:
-            if isinstance(layer, DeltaState):
-                commit(layer, slots, counts)
+        for state in self.delta_states:
+            commit(state, slots, counts)
 
     def reset(self, slot: int) -> None:
         """Makes a recurrent slot ready for a new sequence. KV pages need nothing: unwritten keys are never seen."""
-        for layer in self.layers:
-            if isinstance(layer, DeltaState):
-                layer.conv[slot].zero_()
-                layer.recurrent[slot].zero_()
+        for state in self.delta_states:
+            state.conv[slot].zero_()
+            state.recurrent[slot].zero_()
