@@ -11,6 +11,7 @@ from stoker.engine.pages import Pool
 from stoker.engine.prefix import PrefixCache
 from stoker.model.decoder import Decoder
 from stoker.model.load import load_model
+from stoker.ops.family import Family
 from stoker.speculate.mtp import MtpDrafter
 from stoker.speculate.sampling import Sampling
 from tests.conftest import FAMILIES
@@ -62,8 +63,13 @@ def logits_of(model: Decoder, engine: Engine, prompt: list[int]) -> Tensor:
     """The first logits an engine computes for a prompt, caught on their way to the sampler."""
     caught: list[Tensor] = []
     original = model.logits
+
+    def logits(hidden: Tensor, family: Family = Family.STEP) -> Tensor:
+        caught.append(original(hidden, family))
+        return caught[-1]
+
     try:
-        setattr(model, "logits", lambda *arguments: caught.append(original(*arguments)) or caught[-1])  # noqa: B010
+        model.logits = logits  # type: ignore[method-assign]
         ask(engine, prompt, [], depth=0)
     finally:
         del model.logits
