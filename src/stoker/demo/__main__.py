@@ -17,9 +17,9 @@ from stoker.cli.generate import load_with_progress
 from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.generate import Timing, generate
-from stoker.speculate.sampling import Sampling
 from stoker.engine.tokenizer import Tokenizer
 from stoker.model.load import load_model
+from stoker.speculate.sampling import Sampling
 
 PROMPTS = {
     "JSON": '{"invoice": "2026-0117", "lines": [{"item": "paper, A4", "quantity": 3, "price": 4.20}], "total": ',
