@@ -9,7 +9,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +81,8 @@ def intel_int4(directory: Path, *, group: int = 32, seed: int = 0, vision: bool 
         return Int4.quantize(weight, group=group, clip_search=False)
 
     quantised = _quantised(tensors, layers, (*EXPERT, *ATTENTION, *DELTA, *DELTA_GATES), quantize)
-    kept = [
-        f"{layers}.{layer}.mlp.{name}"
-        for layer in range(4)
-        for name in (
-            "shared_expert.gate_proj",
-            "shared_expert.up_proj",
-            "shared_expert.down_proj",
-            "shared_expert_gate",
-        )
-    ]
+    parts = ("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "shared_expert_gate")
+    kept = [f"{layers}.{layer}.mlp.{part}" for layer in range(4) for part in parts]
     quantization = {
         "quant_method": "auto-round",
         "autoround_version": "0.12.0",
@@ -209,13 +202,11 @@ def shape_off_by_one(directory: Path, *, seed: int = 0, vision: bool = True) -> 
     bf16(directory, seed=seed, vision=vision)
     name = f"{_prefix(vision)}layers.1.mlp.gate.weight"
     shard = next(file for file in directory.glob("*.safetensors") if name in _header(file))
-    tensors = load_file(shard)
-    tensors[name] = tensors[name][:-1].contiguous()
-    save_file(tensors, shard, metadata={"format": "pt"})
+    rewrite(shard, lambda tensors: tensors.update({name: tensors[name][:-1].contiguous()}))
     return Broken(shard.name, name)
 
 
-def rewrite(file: Path, change: Callable[[Tensors], None]) -> None:
+def rewrite(file: Path, change: Callable[[Tensors], Any]) -> None:
     """Read a safetensors file, change its tensors in place, write it back; the index stays as it was."""
     tensors = load_file(file)
     change(tensors)
@@ -226,6 +217,18 @@ def _prefix(vision: bool) -> str:
     return "model.language_model." if vision else "model."
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Thousands of tiny operations: on a busy machine, torch's threads spend far longer waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@one_thread()
 def _weights(directory: Path, seed: int, vision: bool, fused_trunk: bool = False, fused_mtp: bool = False) -> Tensors:
     """The BF16 network under its published names, by way of a scratch directory."""
     scratch = directory / "scratch"
@@ -241,6 +244,7 @@ def _weights(directory: Path, seed: int, vision: bool, fused_trunk: bool = False
     return tensors
 
 
+@one_thread()
 def _quantised(tensors: Tensors, prefix: str, parts: Iterable[str], quantize: Quantize) -> Tensors:
     """Matrices below `prefix` whose names contain one of `parts`, as their format stores them; others as they are."""
     parts = tuple(parts)

@@ -1,0 +1,1 @@
+"""What is this checkpoint, and what is wrong with it? Answered from headers and small samples; no torch."""

@@ -1,0 +1,128 @@
+"""Is the MTP head there, whole, and made of weights? A head of zeros loads and drafts, and no draft is accepted.
+
+Every tensor of it is sampled: finite, not constant, and, for matrices, of a size like the trunk's tensors of its kind.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.model.config import ModelConfig
+from stoker.weights.formats.rules import FormatTable
+from stoker.weights.inspect.files import Files, Problem, Reads
+from stoker.weights.inspect.model import Demand
+from stoker.weights.inspect.sample import SPOTS, Values, sample
+from stoker.weights.names import EXPERTS, MTP_PREFIX
+
+SPOT, EXPERT_SPOT = 64 << 10, 4 << 10  # bytes per spot and tensor; experts are many and alike
+FACTOR = 16.0  # between the rms of an MTP matrix and of its kin; noise and forgotten scales are off by far more
+LARGEST_NORM = 1e3  # norm weights have no such kin, but none is of this size
+SMALLEST_SPOT = 16  # values; fewer may be equal by chance
+
+
+@dataclass(frozen=True)
+class MtpReport:
+    present: bool
+    complete: bool
+    sane: bool | None  # None: there is nothing to judge
+    found: int  # weights, of `expected`
+    expected: int
+    sampled_bytes: int
+    problems: tuple[Problem, ...] = ()
+
+
+def inspect_mtp(config: ModelConfig, wanted: Demand, files: Files, table: FormatTable, reads: Reads) -> MtpReport:
+    expected, missing = wanted.of_mtp(wanted.modules), wanted.of_mtp(wanted.missing)
+    stored = [module for module in expected if module in table.layers]
+    before = reads.count
+    whole = [m for m in stored if not files.cut.intersection(table.layers[m].tensors.values())]
+    right = all(table.layers[module].shape == wanted.modules[module] for module in stored)
+    if not stored:
+        return MtpReport(False, False, None, 0, len(expected), 0)
+    kin = _Kin(config, wanted, files, table, reads)
+    faults: dict[str, list[tuple[str, str]]] = {}
+    for module in whole:
+        spots = sample(table.layers[module], files.tensors, reads, EXPERT_SPOT if EXPERTS in module else SPOT)
+        if fault := _fault(spots, vector=len(table.layers[module].shape) < 2, like=kin.rms(module)):
+            faults.setdefault(fault[0], []).append((module, fault[1]))
+    problems = []
+    for kind, found in faults.items():
+        tensor = next(iter(table.layers[found[0][0]].tensors.values()))
+        message = f"{len(found):,} of {len(expected):,} MTP tensors {kind}, first {tensor}{found[0][1]}."
+        fix = (
+            f"What it drafts would not be accepted: stoker build --base {files.directory} --mtp DIR_WITH_MTP --out NEW "
+            "replaces the head; until then run with --draft none."
+        )
+        problems.append(Problem("error", message, files.tensors[tensor].file.name, tensor, fix))
+    return MtpReport(
+        present=True,
+        complete=not missing and right and len(whole) == len(expected),
+        sane=not faults if whole else None,
+        found=len(expected) - len(missing),
+        expected=len(expected),
+        sampled_bytes=reads.count - before,
+        problems=tuple(problems),
+    )
+
+
+class _Kin:
+    """Typical sizes of the trunk's tensors, by kind, taken from its last attention layer."""
+
+    def __init__(self, config: ModelConfig, wanted: Demand, files: Files, table: FormatTable, reads: Reads) -> None:
+        self._files, self._table, self._reads = files, table, reads
+        layer = max(config.full_layers, default=0)
+        pattern = re.compile(rf"(?:^|\.)layers\.{layer}\.(.*)")
+        self._modules: dict[str, list[str]] = {}
+        for module in wanted.modules:
+            match = pattern.search(module)
+            if match and module in table.layers and not module.startswith(MTP_PREFIX):
+                self._modules.setdefault(_kind(match[1]), []).append(module)
+        self._rms: dict[str, float] = {}
+
+    def rms(self, module: str) -> float:
+        """Of the trunk's matrices like this one, or 0 where there are none to go by."""
+        kind = _kind(module.removeprefix("mtp.layers.0.").removeprefix(MTP_PREFIX))
+        kind = "self_attn.o_proj" if kind == "fc" else kind  # fc too yields a hidden state
+        if kind not in self._rms:
+            modules = self._modules.get(kind, [])
+            some = modules[:: max(len(modules) // 8, 1)]
+            self._rms[kind] = _rms(values for m in some for values in self._sample(m))
+        return self._rms[kind]
+
+    def _sample(self, module: str) -> list[Values]:
+        layer = self._table.layers[module]
+        if self._files.cut.intersection(layer.tensors.values()):
+            return []
+        return sample(layer, self._files.tensors, self._reads, SPOT)
+
+
+def _kind(name: str) -> str:
+    """mlp.experts.7.up_proj and the fused mlp.experts.gate_up_proj are of one kind."""
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    return re.sub(r"\.experts\.(gate|up)_proj", ".experts.gate_up_proj", name)
+
+
+def _fault(spots: list[Values], vector: bool, like: float) -> tuple[str, str] | None:
+    if not all(np.isfinite(values).all() for values in spots):
+        return "hold NaN or Inf", ""
+    for values in spots:
+        # a small tensor comes as one spot, of which a part may never have been written
+        for part in (values, *np.array_split(values, SPOTS)):
+            if len(part) >= SMALLEST_SPOT and part.min() == part.max():
+                return "are constant where sampled", f" ({part[0]:g})"
+    rms = _rms(spots)
+    if vector:
+        return ("are implausibly large norms", f" (rms {rms:.3g})") if rms > LARGEST_NORM else None
+    if like > 0 and not like / FACTOR <= rms <= like * FACTOR:
+        return "are of implausible size", f" (rms {rms:.3g}, the trunk's tensors of its kind {like:.3g})"
+    return None
+
+
+def _rms(spots: Iterable[Values]) -> float:
+    squares, count = 0.0, 0
+    for values in spots:
+        squares += float(np.square(values, dtype=np.float64).sum())
+        count += len(values)
+    return float(np.sqrt(squares / count)) if count and np.isfinite(squares) else 0.0
