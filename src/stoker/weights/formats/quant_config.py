@@ -29,6 +29,7 @@ class Expectation:
 
 
 Rules = Callable[[str], Expectation]
+WRONG_KIND = (TypeError, ValueError, OverflowError, AttributeError)
 
 
 def rules_of(config: Mapping[str, Any] | None) -> Rules:
@@ -41,7 +42,27 @@ def rules_of(config: Mapping[str, Any] | None) -> Rules:
         raise CheckpointError(
             f"quantization_config has quant_method {method or 'missing'}; Stoker knows {', '.join(METHODS)}."
         )
-    return METHODS[method](config)
+    return _guarded(method, config)
+
+
+def _guarded(method: str, config: Mapping[str, Any]) -> Rules:
+    """A value of the wrong type anywhere in the config ("bits": "four") is the user's mistake, not a traceback."""
+
+    def refuse(error: Exception) -> CheckpointError:
+        return CheckpointError(f"quantization_config ({method}) holds a value of the wrong kind: {error}.")
+
+    try:
+        rules = METHODS[method](config)
+    except WRONG_KIND as error:
+        raise refuse(error) from error
+
+    def expect(module: str) -> Expectation:
+        try:
+            return rules(module)
+        except WRONG_KIND as error:
+            raise refuse(error) from error
+
+    return expect
 
 
 def _auto_round(config: Mapping[str, Any]) -> Rules:

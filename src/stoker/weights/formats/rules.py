@@ -65,11 +65,11 @@ def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = N
         modules.setdefault(split_name(tensor, header)[0], []).append(tensor)
     layers: dict[str, LayerFormat] = {}
     findings: list[Finding] = []
+    rules: Rules | None = None  # None: the config cannot be read, and is not compared with
     try:
         rules = rules_of(quantization_config)
     except CheckpointError as error:
         findings.append(Finding("config.json", "a known quantization_config", str(error), rule=""))
-        rules = rules_of(None)
     for module, tensors in modules.items():
         try:
             layer = _layer(module, tensors, header)
@@ -77,7 +77,11 @@ def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = N
             findings.append(Finding(tensors[0], "a known format", str(error), rule=""))
             continue
         layers[module] = layer
-        if finding := _compare(layer, rules):
+        try:
+            finding = _compare(layer, rules) if rules else None
+        except CheckpointError as error:
+            finding, rules = Finding("config.json", "a known quantization_config", str(error), rule=""), None
+        if finding:
             findings.append(finding)
     return FormatTable(layers, tuple(findings))
 

@@ -157,12 +157,7 @@ def _formats(directory: Path, files: Files) -> tuple[FormatTable, list[Problem]]
         if "hf_quant_config" in str(error):
             problems.append(Problem("error", str(error), "hf_quant_config.json", fix="Fetch the file again."))
     header = {name: (info.dtype, info.shape) for name, info in files.tensors.items()}
-    try:
-        table = formats_in(header, quantization)
-    except (StokerError, TypeError, ValueError, OverflowError) as error:  # a field that holds another type of value
-        message = f"quantization_config cannot be understood: {' '.join(str(error).split())[:200]}"
-        problems.append(Problem("error", message, "config.json", fix="Fetch config.json again."))
-        table = formats_in(header)
+    table = formats_in(header, quantization)
     return table, problems + format_problems(table, files)
 
 
