@@ -41,13 +41,13 @@ def _one_by_one(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Te
     chosen = experts.flatten()
     inputs = x.repeat_interleave(top_k, dim=0)
     gate, up = _matvec(gate_up[chosen], inputs).chunk(2, dim=-1)
-    return _matvec(down[chosen], swiglu(gate, up)).view(tokens, top_k, -1)
+    return _matvec(down[chosen], swiglu(gate, up).to(x.dtype)).view(tokens, top_k, -1)
 
 
 def _matvec(weight: Weight, x: Tensor) -> Tensor:
-    """[n, out, in] x [n, in] -> [n, out] in the dtype of x."""
+    """[n, out, in] x [n, in] -> [n, out] in the dtype of the weight; fp32 where that is quantised."""
     dense = as_tensor(weight)
-    return torch.bmm(dense, x.to(dense.dtype)[:, :, None])[:, :, 0].to(x.dtype)
+    return torch.bmm(dense, x.to(dense.dtype)[:, :, None])[:, :, 0]
 
 
 def _grouped(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:

@@ -105,7 +105,7 @@ def test_a_quantization_config_of_the_wrong_types_is_an_error(tmp_path: Path) ->
     config["quantization_config"]["bits"] = "four"
     (tmp_path / "config.json").write_text(json.dumps(config))
     (error,) = inspect(tmp_path).errors
-    assert error.message.startswith("quantization_config cannot be understood: ")
+    assert error.message.startswith("quantization_config (auto-round) holds a value of the wrong kind: ")
 
 
 def test_a_drafter_is_recognised(tmp_path: Path) -> None:

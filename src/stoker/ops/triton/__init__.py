@@ -1,0 +1,1 @@
+"""Triton kernels, one file per operation; importing a file registers its kernel with the dispatch."""
