@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 import stoker
+from stoker.cli.build import build
 from stoker.cli.generate import generate
+from stoker.cli.inspect import inspect
 from stoker.errors import StokerError
 
 app = typer.Typer(
@@ -17,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(build)
+app.command()(inspect)
 
 
 def _version(wanted: bool) -> None:
