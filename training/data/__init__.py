@@ -1,0 +1,1 @@
+"""Training text: generators (seeded, standard library only) and collectors of public text. No tensors here."""

@@ -1,0 +1,176 @@
+"""One command from nothing to token shards: python -m training.data.build
+
+Writes build/training/{tokenizer, shards/<split>/<source>.xz, manifest.json}. The same sources give the same bytes;
+training/manifest.json says which bytes those are (`--check` compares, `--record` replaces it).
+"""
+
+import argparse
+import hashlib
+import json
+import lzma
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from training import tokenizer as tokenizers
+from training.chat import render
+from training.config import DEMO
+from training.data import arithmetic, calls, invoices, questions, records, stories, words
+from training.data.corpora import COLLECTORS
+from training.data.fetch import DEBIAN
+from training.data.sample import Chat, Sample, Split
+
+OUT = Path("build/training")
+MANIFEST = Path(__file__).parents[1] / "manifest.json"
+HELD_OUT_SHARE = 0.005  # documents of a generator in its held-out splits, as a share of its training documents
+
+# generator -> training documents
+GENERATORS: dict[str, tuple[Callable[[Split, int], Sample], int]] = {
+    "invoices": (invoices.make, 70_000),
+    "calls": (calls.make, 60_000),
+    "calls_single": (calls.single_turn, 30_000),
+    "records": (records.make, 40_000),
+    "logs": (records.log, 5_000),
+    "arithmetic": (arithmetic.make, 50_000),
+    "questions": (questions.make, 30_000),
+    "stories": (stories.make, 25_000),
+}
+REASONS = ["I can answer this directly.", "Short question, short answer.", "Röviden válaszolok."]
+
+
+def text_of(sample: Sample, *name: object) -> str:
+    """The text the model learns. `name` decides where a conversation is cut and whether the assistant thinks aloud."""
+    if not isinstance(sample, Chat):
+        return sample.text
+    rng = words.rng_for("text", *name)
+    messages = sample.messages
+    queries = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if len(queries) > 1 and rng.random() < 0.6:  # earlier turns are also answered as the last one
+        messages = messages[: rng.choice(queries[1:])]
+    if rng.random() < 0.1:
+        messages = [_thinking(message, rng.choice(REASONS)) for message in messages]
+    return render(messages, sample.tools)
+
+
+def _thinking(message: dict[str, Any], otherwise: str) -> dict[str, Any]:
+    if message["role"] != "assistant":
+        return message
+    wanted = [call["function"]["name"] for call in message.get("tool_calls", [])]
+    return {**message, "reasoning_content": f"I will call {' and '.join(wanted)}." if wanted else otherwise}
+
+
+def generated(source: str, split: Split, count: int) -> Iterator[str]:
+    make, _ = GENERATORS[source]
+    return (text_of(make(split, index), source, split, index) for index in range(count))
+
+
+def collected(source: str, split: Split) -> Iterator[str]:
+    """Corpora have no known layouts: what is held out is new altogether, and filed under `unseen`."""
+    return (d.text for d in COLLECTORS[source]() if d.held_out == (split == "unseen"))
+
+
+def all_texts(scale: float, corpora: bool) -> Iterator[tuple[Split, str, Iterator[str]]]:
+    splits: tuple[Split, ...] = ("train", "known", "unseen")
+    for split in splits:
+        for source, (_, documents) in GENERATORS.items():
+            share = scale if split == "train" else scale * HELD_OUT_SHARE
+            yield split, source, generated(source, split, max(8, round(documents * share)))
+        for source in COLLECTORS if corpora and split != "known" else ():
+            yield split, source, collected(source, split)
+
+
+def tokenizer_texts(scale: float, corpora: bool) -> Iterator[str]:
+    """A fair sample: the first documents of every generator, every fourth of every corpus."""
+    for source, (_, documents) in GENERATORS.items():
+        yield from generated(source, "train", max(40, round(documents * scale * 0.05)))
+    for source in COLLECTORS if corpora else ():
+        yield from (text for place, text in enumerate(collected(source, "train")) if place % 4 == 0)
+
+
+def write_shard(path: Path, texts: Iterator[str], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Tokens as little-endian uint16, <|endoftext|> after every document, compressed with xz."""
+    end = tokenizer.token_to_id("<|endoftext|>")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts: list[np.ndarray] = []
+    size, batch = 0, list[str]()
+
+    def flush() -> None:
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            parts.append(np.array([*encoding.ids, end], dtype="<u2"))
+        batch.clear()
+
+    for text in texts:
+        size += len(text.encode())
+        batch.append(text)
+        if len(batch) == 512:
+            flush()
+    flush()
+    tokens = np.concatenate(parts).tobytes() if parts else b""
+    path.write_bytes(lzma.compress(tokens, preset=6))
+    return {
+        "documents": len(parts),
+        "bytes": size,
+        "tokens": len(tokens) // 2,
+        "sha256": hashlib.sha256(tokens).hexdigest(),
+    }
+
+
+def build(out: Path, vocab_size: int, scale: float = 1.0, corpora: bool = True) -> dict[str, Any]:
+    started = time.monotonic()
+    tokenizer = tokenizers.train(tokenizer_texts(scale, corpora), vocab_size)
+    tokenizers.write(tokenizer, out / "tokenizer")
+    shutil.rmtree(out / "shards", ignore_errors=True)  # a shard of an older build must not be trained on
+    manifest: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": {p.name: {"version": p.version, "sha256": p.sha256} for p in DEBIAN} if corpora else {},
+        "tokenizer_sha256": hashlib.sha256((out / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest(),
+        "shards": {},
+    }
+    for split, source, texts in all_texts(scale, corpora):
+        path = out / "shards" / split / f"{source}.xz"
+        entry = write_shard(path, texts, tokenizer)
+        manifest["shards"][f"{split}/{source}"] = entry
+        print(
+            f"{split + '/' + source:24} {entry['documents']:>7,} documents {entry['bytes']:>12,} bytes "
+            f"{entry['tokens']:>11,} tokens {path.stat().st_size:>11,} compressed  {time.monotonic() - started:5.0f} s",
+            flush=True,
+        )
+    text = json.dumps(manifest, indent=1) + "\n"
+    (out / "manifest.json").write_text(text, encoding="utf-8")
+    return manifest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the generated documents")
+    parser.add_argument("--no-corpora", action="store_true", help="generated text only")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--check", action="store_true", help="compare with training/manifest.json")
+    group.add_argument("--record", action="store_true", help="replace training/manifest.json")
+    options = parser.parse_args()
+    manifest = build(options.out, DEMO.trunk["vocab_size"], options.scale, not options.no_corpora)
+    packed = sum(path.stat().st_size for path in (options.out / "shards").rglob("*.xz"))
+    print(f"{sum(e['tokens'] for e in manifest['shards'].values()):,} tokens, {packed / 2**20:.1f} MiB compressed")
+    if options.record:
+        MANIFEST.write_text((options.out / "manifest.json").read_text(encoding="utf-8"), encoding="utf-8")
+    if options.check:
+        recorded = json.loads(MANIFEST.read_text(encoding="utf-8"))
+        wrong = [name for name, entry in recorded["shards"].items() if manifest["shards"].get(name) != entry]
+        if wrong or recorded["tokenizer_sha256"] != manifest["tokenizer_sha256"]:
+            sys.exit(
+                f"the data differs from training/manifest.json in {', '.join(wrong) or 'the tokenizer'}; it was "
+                f"recorded with Python {recorded['python']}, this is {manifest['python']}."
+            )
+        print("the same bytes as in training/manifest.json")
+
+
+if __name__ == "__main__":
+    main()
