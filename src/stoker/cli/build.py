@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.extras import need_engine
+from stoker.cli.progress import byte_progress, error_console
 
 QUANTIZE_HELP = (
     "Quantise a 16-bit base. int4, int4-g64, int4-g32: routed experts, attention, DeltaNet and dense MLP projections "
@@ -43,23 +44,13 @@ def build(
     byte. OUT/stoker.json records sources, rules and the sha256 of every file.
     """
     need_engine()
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
     from stoker.weights.build import Recipe
     from stoker.weights.build import build as run
     from stoker.weights.build.recipe import parse_bytes, show_bytes
 
     recipe = Recipe(base, shared_experts, lm_head, mtp, drafter, quantize, to, parse_bytes(shard_size, "--shard-size"))
-    console = Console(stderr=True, highlight=False)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    console = error_console()
+    with byte_progress(console) as bar:
         tasks: dict[str, int] = {}
 
         def show(phase: str, done: int, total: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.extras import need_engine
+from stoker.cli.progress import byte_progress, error_console
 from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
@@ -76,15 +77,11 @@ def generate(
 
 
 def load_with_progress(directory: Path) -> "Loaded":
-    """The model, with a bar on stderr while it loads and its notes after it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
+    """The model, with a bar while it loads and its notes after it."""
     from stoker.model.load import load_model
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    console = error_console()
+    with byte_progress(console) as bar:
         task = bar.add_task("loading", total=None)
         loaded = load_model(directory, progress=lambda done, total: bar.update(task, completed=done, total=total))
     for note in loaded.notes:

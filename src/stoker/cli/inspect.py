@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.progress import byte_progress, error_console
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -37,14 +39,9 @@ def inspect(
 
 
 def _verify_with_progress(directory: Path) -> "Inspection":
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
     from stoker.weights.inspect.report import inspect as look
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with byte_progress(error_console()) as bar:
         task = bar.add_task("verifying", total=None)
         return look(
             directory,

@@ -9,6 +9,7 @@ import stoker
 from stoker.cli.build import build
 from stoker.cli.generate import generate
 from stoker.cli.inspect import inspect
+from stoker.cli.progress import error_console
 from stoker.errors import StokerError
 
 app = typer.Typer(
@@ -48,8 +49,7 @@ def run() -> None:
     except StokerError as error:
         if debug:
             raise
-        from rich.console import Console
         from rich.markup import escape
 
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
