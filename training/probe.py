@@ -50,6 +50,8 @@ def main() -> None:
     for dispatch in ("dense", "grouped"):
         for compiled in (False, True):
             torch.compiler.reset()
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
             name = f"--dispatch {dispatch} --{'' if compiled else 'no-'}compile"
             started = time.perf_counter()
             try:
