@@ -16,16 +16,9 @@ from torch import Tensor
 
 from stoker.errors import CheckpointError
 from stoker.weights.formats.layout import Check, Layout, Parts, Shape
+from stoker.weights.read import DTYPES
 
-DTYPE_NAMES = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.int32: "I32",
-}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # as safetensors headers spell them
 # Scales are divisors while quantising, so a group, row or block of zeros needs one that is not zero.
 SCALE_OF_ZEROS = 1.0
 

@@ -16,7 +16,6 @@ Shape = tuple[int, ...]
 Parts = Mapping[str, tuple[str, Shape]]  # suffix ("qweight", "weight_scale", ...) -> (dtype, shape)
 
 PLAIN_FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
-DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4}
 SUFFIXES = (
     "weight", "weight_scale_inv", "weight_scale", "weight_scale_2", "input_scale",
     "weight_packed", "weight_global_scale", "input_global_scale", "weight_shape", "weight_zero_point",

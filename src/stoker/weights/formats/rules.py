@@ -11,8 +11,9 @@ from math import prod
 from typing import Any, Literal
 
 from stoker.errors import CheckpointError
-from stoker.weights.formats.layout import DTYPE_BYTES, PLAIN_FORMATS, SUFFIXES, Shape, identify
+from stoker.weights.formats.layout import PLAIN_FORMATS, SUFFIXES, Shape, identify
 from stoker.weights.formats.quant_config import PLAIN, Expectation, Rules, rules_of
+from stoker.weights.header import ITEM_SIZES
 
 Header = Mapping[str, tuple[str, Shape]]  # tensor name -> (dtype, shape)
 
@@ -122,7 +123,7 @@ def _layer(module: str, tensors: list[str], header: Header) -> LayerFormat:
         by_suffix[suffix] = tensor
     parts = {suffix: (header[tensor][0], tuple(header[tensor][1])) for suffix, tensor in by_suffix.items()}
     found = identify(parts, module)
-    nbytes = sum(DTYPE_BYTES[dtype] * prod(shape) for dtype, shape in parts.values())
+    nbytes = sum(ITEM_SIZES[dtype] * prod(shape) for dtype, shape in parts.values())
     return LayerFormat(module, found.format, found.shape, by_suffix, nbytes)
 
 
