@@ -109,7 +109,6 @@ class Pool:
                 while self._free and self._size + size > self._limit:
                     self._size -= len(self._free.pop(0))
                 pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                if os.environ.get('HUGE')=='1': pages.madvise(mmap.MADV_HUGEPAGE)
                 self._size += size
         buffer = (c_char * size).from_buffer(pages)
         weakref.finalize(buffer, self._give_back, pages).atexit = False
