@@ -212,7 +212,7 @@ class _Reader:
         if batch.given is None:
             with self._lock:
                 # Not before now: the memory that was let go last is still in the processor's cache.
-                batch.block = batch.block or self._pool.take(max(batch.size,REQUEST))
+                batch.block = batch.block or self._pool.take(batch.size)
         straight = batch.straight(start, stop)
         _read(batch, start, stop, straight or bounce)
         if straight is None:
