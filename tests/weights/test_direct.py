@@ -102,7 +102,7 @@ def test_reading_does_not_fill_the_page_cache(tmp_path: Path) -> None:
         pytest.skip("this filesystem keeps its pages")  # tmpfs: they are the file
     for _ in read_tensors(infos):
         cached = cached_pages(path)  # not only at the end: the whole file may be larger than the memory
-    assert cached <= before + 20 * MB // PAGESIZE  # less than half: what the kernel reads ahead
+    assert cached <= before + 2 * MB // PAGESIZE
     assert cached_pages(path) <= before + 16
     os.preadv(descriptor, [bytearray(8 * MB)], 0)  # the question itself is able to see cached pages
     assert cached_pages(path) >= 8 * MB // PAGESIZE

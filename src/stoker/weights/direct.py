@@ -36,8 +36,13 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
                 raise
-            self.direct = False
             self._descriptor = os.open(path, os.O_RDONLY)
+            self._go_buffered()
+
+    def _go_buffered(self) -> None:
+        self.direct = False
+        # No reading ahead: it makes pages of up to 2 MB that reach beyond a request and are then not dropped with it.
+        self._advise("POSIX_FADV_RANDOM", 0, 0)
 
     @property
     def size(self) -> int:
@@ -55,7 +60,7 @@ class DirectFile:
                 break
             begin = again
         if not self.direct:
-            self._drop(start, stop - start)
+            self._advise("POSIX_FADV_DONTNEED", start, stop - start)
         return reached
 
     def _read_once(self, memory: memoryview, start: int) -> int:
@@ -68,16 +73,16 @@ class DirectFile:
         # Some network and overlay filesystems accept the flag when opening and refuse it when reading.
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        self.direct = False
+        self._go_buffered()
         return os.preadv(self._descriptor, [memory], start)
 
-    def _drop(self, start: int, length: int) -> None:
+    def _advise(self, advice: str, start: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._descriptor, start, length, getattr(os, advice))
 
     def close(self) -> None:
         if not self.direct:
-            self._drop(0, 0)  # the whole file: what the kernel read ahead behind the last request
+            self._advise("POSIX_FADV_DONTNEED", 0, 0)  # the whole file: pages that two requests shared
         os.close(self._descriptor)
 
 

@@ -68,10 +68,11 @@ def read_tensors(
             if batch.missing:
                 continue
             reader.ask()  # so that reading goes on while the caller is busy
-            tensors = batch.finish()
+            tensors, size = batch.finish(), batch.size
             del batch  # from here on the caller alone keeps the memory
             while tensors:
                 yield tensors.pop()
+            reader.handed_over(size)
     finally:
         reader.close()
 
@@ -134,9 +135,12 @@ class _Reader:
         self.done = 0  # bytes
         self._batches = deque(_batches(infos))
         self.requests = sum(len(batch.cuts) for batch in self._batches)
-        self._asked = 0  # bytes of memory that requests fill, or have filled unseen by a busy caller
+        self._budget = 2 * max((info.nbytes for info in infos), default=0) + WINDOW  # bytes of memory
+        self._taken = 0  # of these: batches being read, or with the caller
+        self._last = 0  # of these: the batch that the caller lets go when it takes from the next
+        self._unread = 0  # bytes asked for, less those known to be read
         self._into = into
-        self._pool = Pool(2 * max((info.nbytes for info in infos), default=0) + WINDOW)
+        self._pool = Pool(self._budget)
         self._files: dict[Path, DirectFile] = {}
         self._queue: SimpleQueue[tuple[_Batch, int, int] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[_Batch, int, int] | BaseException] = SimpleQueue()
@@ -148,10 +152,11 @@ class _Reader:
             thread.start()
 
     def ask(self) -> None:
-        """Ask for as many batches as the window has room for; the last may be larger than the room."""
-        while self._batches and self._asked < WINDOW:
+        """Ask for what comes next, as far ahead as the window and the memory reach."""
+        while self._batches and self._unread < WINDOW and self._taken + self._batches[0].size <= self._budget:
             batch = self._batches.popleft()
-            self._asked += batch.size
+            self._taken += batch.size
+            self._unread += batch.size
             self._prepare(batch)
             for start, stop in batch.cuts:
                 self._queue.put((batch, start, stop))
@@ -165,9 +170,14 @@ class _Reader:
         nbytes = sum(end - begin for begin, end in (_overlap(info, start, stop) for info in batch.infos))
         batch.missing -= 1
         batch.done += nbytes
-        self._asked -= stop - start
+        self._unread -= stop - start
         self.done += nbytes
         return batch
+
+    def handed_over(self, size: int) -> None:
+        """The caller has a batch of this size, and nothing of the one before."""
+        self._taken -= self._last
+        self._last = size
 
     def close(self) -> None:
         self._stopped = True
