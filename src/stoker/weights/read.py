@@ -72,7 +72,7 @@ def read_tensors(
             del batch  # from here on the caller alone keeps the memory
             while tensors:
                 yield tensors.pop()
-            reader.handed_over(size)
+            reader.handed_over(size)  # and nothing of the batch before is left with the caller
     finally:
         reader.close()
 
@@ -175,7 +175,6 @@ class _Reader:
         return batch
 
     def handed_over(self, size: int) -> None:
-        """The caller has a batch of this size, and nothing of the one before."""
         self._taken -= self._last
         self._last = size
 
