@@ -31,6 +31,13 @@ def build(
         str, typer.Option(help="Add a DFlash drafter as OUT/drafter: a directory or hf:REPO@REVISION.")
     ] = "",
     quantize: Annotated[str, typer.Option(help=QUANTIZE_HELP)] = "",
+    draft_weights: Annotated[
+        str,
+        typer.Option(
+            help="int4, int4-g64 or int4-g32: the MTP head and the DFlash drafter in INT4 too, the MTP head's shared "
+            "expert in FP8. Costs a little acceptance, never a token."
+        ),
+    ] = "",
     to: Annotated[str, typer.Option(help="bf16 or fp32: dequantise everything, for transformers and vLLM.")] = "",
     memory: Annotated[str, typer.Option(help="Upper bound of resident memory, the Python runtime included.")] = "1GiB",
     shard_size: Annotated[
@@ -48,7 +55,8 @@ def build(
     from stoker.weights.build import build as run
     from stoker.weights.build.recipe import parse_bytes, show_bytes
 
-    recipe = Recipe(base, shared_experts, lm_head, mtp, drafter, quantize, to, parse_bytes(shard_size, "--shard-size"))
+    shard_bytes = parse_bytes(shard_size, "--shard-size")
+    recipe = Recipe(base, shared_experts, lm_head, mtp, drafter, quantize, to, shard_bytes, draft_weights)
     console = error_console()
     with byte_progress(console) as bar:
         tasks: dict[str, int] = {}

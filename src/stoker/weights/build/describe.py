@@ -38,18 +38,32 @@ def result_config(
         text.setdefault("dtype", CONFIG_DTYPES[recipe.to])
     if model.mtp_layers and not text.get("mtp_num_hidden_layers"):
         text["mtp_num_hidden_layers"] = model.mtp_layers
-    described = describe(header, None if recipe.to else quantization, recipe)
+    described = describe(header, None if recipe.to else quantization, recipe.scheme.projections)
     if described:
         config["quantization_config"] = described
     return config
 
 
-def describe(header: Header, quantization: Mapping[str, Any] | None, recipe: Recipe) -> Settings | None:
-    """A quantization_config with which the headers agree in every layer; None where all is in 16 bit."""
+def drafter_config(raw: Mapping[str, Any], header: Header, recipe: Recipe) -> dict[str, Any]:
+    """config.json of a drafter with the formats and the dtype of the result."""
+    config = {key: copy.deepcopy(value) for key, value in raw.items() if key not in HOLDERS}
+    if recipe.to:
+        config |= {key: CONFIG_DTYPES[recipe.to] for key in ("dtype", "torch_dtype") if key in config}
+    described = describe(header, None if recipe.to else raw.get(HOLDERS[0]), recipe.scheme.drafts)
+    if described:
+        config["quantization_config"] = described
+    return config
+
+
+def describe(header: Header, quantization: Mapping[str, Any] | None, projections: str) -> Settings | None:
+    """A quantization_config with which the headers agree in every layer; None where all is in 16 bit.
+
+    `projections` is the format most layers have where there is none to start from.
+    """
     table = formats_in(header, None)
     if all(layer.format in PLAIN_DTYPES for layer in table.layers.values()):
         return None
-    config = copy.deepcopy(dict(quantization)) if quantization else _fresh(recipe, header)
+    config = copy.deepcopy(dict(quantization)) if quantization else _fresh(projections, header)
     method = str(config.get("quant_method") or "modelopt").replace("_", "-")
     table = formats_in(header, config)
     for finding in table.findings:
@@ -63,15 +77,14 @@ def describe(header: Header, quantization: Mapping[str, Any] | None, recipe: Rec
     return config
 
 
-def _fresh(recipe: Recipe, header: Header) -> Settings:
-    if recipe.quantize == "fp8":
+def _fresh(projections: str, header: Header) -> Settings:
+    if projections == "fp8-b128":
         return {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
             "weight_block_size": [128, 128],
             "modules_to_not_convert": [],
         }
-    projections = recipe.scheme.projections
     if not projections:  # 16 bit, but for the layers that extra_config names
         return {"quant_method": "auto-round", "bits": 16, "data_type": "float", "sym": True, "extra_config": {}}
     block = next(name for name in header if ".layers." in f".{name}" and not name.startswith("mtp."))

@@ -1,26 +1,43 @@
 """The DFlash drafter of a result: a checkpoint of its own in `drafter/`, checked against the trunk. No torch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.errors import CheckpointError
 from stoker.model.config import ModelConfig
 from stoker.weights.build.plan import COPIED
+from stoker.weights.build.recipe import Recipe
 from stoker.weights.build.sources import Source
-from stoker.weights.build.units import Unit, copies
+from stoker.weights.build.units import PLAIN_DTYPES, Convert, Out, Unit, copies, outputs_of, unfit, whole
 from stoker.weights.formats.layout import Shape
+from stoker.weights.formats.rules import LayerFormat
 
 FOLDER = "drafter"
 
 
-def drafter_units(source: Source, raw: dict[str, Any], trunk: ModelConfig) -> list[Unit]:
-    """Copies of all its tensors, once each is known to be what its config.json and the trunk ask for."""
+def drafter_units(source: Source, raw: dict[str, Any], trunk: ModelConfig, recipe: Recipe) -> list[Unit]:
+    """All its tensors, once each is known to be what its config.json and the trunk ask for: copied, quantised by
+    --draft-weights or dequantised by --to."""
     expected = _expected(raw, trunk, source.where)
     units: list[Unit] = []
     for name, shape in expected.items():
-        for layer in source.find(name, shape).values():
-            units += copies(source.infos(layer), layer.tensors)
-            source.enter(layer.tensors.values(), COPIED)
+        for stored, layer in source.find(name, shape).items():
+            made, rule = _unit(source, stored, shape, layer, recipe)
+            units += made
+            source.enter(layer.tensors.values(), rule)
     return units
+
+
+def _unit(source: Source, name: str, shape: Shape, layer: LayerFormat, recipe: Recipe) -> tuple[Sequence[Unit], str]:
+    infos, target = source.infos(layer), recipe.scheme.drafts
+    if recipe.to and layer.format != recipe.to:
+        out = (Out(name, PLAIN_DTYPES[recipe.to], shape),)
+        return [Convert(whole(layer, infos), recipe.to, out)], f"converted from {layer.format} to {recipe.to}"
+    if not target or len(shape) < 2 or layer.format not in PLAIN_DTYPES:
+        return copies(infos, layer.tensors), COPIED
+    if reason := unfit(shape, target):
+        return copies(infos, layer.tensors), f"kept in 16 bit: not {target}, {reason}"
+    return [Convert(whole(layer, infos), target, outputs_of(name, shape, target))], f"quantised to {target}"
 
 
 def _expected(raw: dict[str, Any], trunk: ModelConfig, where: str) -> dict[str, Shape]:

@@ -1,6 +1,6 @@
 """What goes where: from opened checkpoints to units, with a rule for every tensor of every source. No torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from stoker.errors import CheckpointError
@@ -40,7 +40,12 @@ class Plan:
 
     @property
     def header(self) -> dict[str, tuple[str, Shape]]:
-        return {out.name: (out.dtype, out.shape) for unit in self.units for out in unit.outputs}
+        return header_of(self.units)
+
+
+def header_of(units: Iterable[Unit]) -> dict[str, tuple[str, Shape]]:
+    """Dtype and shape of every tensor that the units write."""
+    return {out.name: (out.dtype, out.shape) for unit in units for out in unit.outputs}
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,11 @@ class _Planner:
 
     def plan(self) -> Plan:
         head = self._mtp_source()
+        if self.scheme.drafts and not head and not self.sources.drafter:
+            raise CheckpointError(
+                f"--draft-weights {self.recipe.draft_weights}: the base has no MTP head and no drafter is added, so "
+                "there is nothing to quantise; give --mtp or --drafter, or leave it out."
+            )
         if head and not self.config.mtp_layers:  # a head the config forgot is kept, and the config completed
             self.config = self.made.config = replace(self.config, mtp_layers=1)
         self._explain_base()
@@ -127,14 +137,18 @@ class _Planner:
         return self.base.stored_name(parameter) if source is self.sources.shared_experts else stored
 
     def _target(self, parameter: str) -> str:
-        """The format --quantize, --shared-experts fp8 or --lm-head give a parameter; empty: as it is."""
+        """The format that the recipe gives a parameter; empty: as it is."""
         group = group_of(parameter)
         if parameter == HEAD:
             return self.scheme.head
         if group == SHARED:
             return "" if self.sources.shared_experts else self.scheme.shared_experts
-        quantisable = group in (ROUTED, DENSE) or any(part in parameter for part in PROJECTIONS)
-        return self.scheme.projections if quantisable and not is_mtp(parameter) else ""
+        projection = any(part in parameter for part in PROJECTIONS)
+        if is_mtp(parameter):
+            if self.scheme.drafts and ".shared_expert." in parameter:
+                return "fp8-b128"
+            return self.scheme.drafts if projection or EXPERTS in parameter else ""
+        return self.scheme.projections if projection or group in (ROUTED, DENSE) else ""
 
     def _copy(self, layer: LayerFormat, source: Source, name: str, rule: str = COPIED) -> None:
         renamed = {suffix: _renamed(stored, layer, name) for suffix, stored in layer.tensors.items()}
@@ -183,6 +197,8 @@ class _Planner:
             source.enter(layer.tensors.values(), f"quantised to {target}")
 
     def _option(self, parameter: str) -> str:
+        if is_mtp(parameter):
+            return f"--draft-weights {self.recipe.draft_weights}"
         if parameter == HEAD and self.recipe.lm_head:
             return f"--lm-head {self.recipe.lm_head}"
         if group_of(parameter) == SHARED and self.recipe.shared_experts == FP8:

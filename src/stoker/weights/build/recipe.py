@@ -26,6 +26,7 @@ class Scheme:
     projections: str  # routed experts, dense MLPs, attention and DeltaNet projections
     shared_experts: str = ""
     head: str = ""
+    drafts: str = ""  # experts and projections of the MTP head and of the drafter
 
 
 SCHEMES = {
@@ -37,6 +38,7 @@ SCHEMES = {
     "hybrid-g32": Scheme("int4-g32", "fp8-b128", "int8-row"),
     "fp8": Scheme("fp8-b128", "fp8-b128"),
 }
+DRAFT_WEIGHTS = {"int4": "int4-g128", "int4-g64": "int4-g64", "int4-g32": "int4-g32"}
 EXPORTS = {"bf16": "BF16", "fp32": "F32"}  # --to -> dtype
 
 
@@ -52,6 +54,7 @@ class Recipe:
     quantize: str = ""  # one of SCHEMES
     to: str = ""  # one of EXPORTS
     shard_bytes: int = SHARD_BYTES
+    draft_weights: str = ""  # one of DRAFT_WEIGHTS
 
     def check(self) -> None:
         if self.base.startswith(HUB):
@@ -63,6 +66,7 @@ class Recipe:
         _one_of("--lm-head", self.lm_head, ("int8",))
         _one_of("--quantize", self.quantize, tuple(SCHEMES))
         _one_of("--to", self.to, tuple(EXPORTS))
+        _one_of("--draft-weights", self.draft_weights, tuple(DRAFT_WEIGHTS))
         if self.shared_experts == FP8 and Path(FP8).is_dir():
             raise RecipeError(
                 "--shared-experts fp8 quantises the base's own, and there is also a directory of that name here; "
@@ -72,6 +76,7 @@ class Recipe:
             for option, value in (
                 ("--quantize", self.quantize),
                 ("--lm-head", self.lm_head),
+                ("--draft-weights", self.draft_weights),
                 ("--shared-experts fp8", self.shared_experts == FP8),
             ):
                 if value:
@@ -84,11 +89,12 @@ class Recipe:
 
     @property
     def scheme(self) -> Scheme:
-        """What gets quantised here, from --quantize and from the two options that do the same for one group."""
+        """What gets quantised here, from --quantize and from the options that do the same for one group."""
         chosen = SCHEMES.get(self.quantize, Scheme(""))
         # layers from another checkpoint come as they are there
         shared = "fp8-b128" if self.shared_experts == FP8 else "" if self.shared_experts else chosen.shared_experts
-        return Scheme(chosen.projections, shared, "int8-row" if self.lm_head else chosen.head)
+        head = "int8-row" if self.lm_head else chosen.head
+        return Scheme(chosen.projections, shared, head, DRAFT_WEIGHTS.get(self.draft_weights, ""))
 
     def as_dict(self) -> dict[str, str | int]:
         return asdict(self)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from stoker.model.config import ModelConfig
 from stoker.weights.build.convert import block_elements
-from stoker.weights.build.describe import result_config
+from stoker.weights.build.describe import drafter_config, result_config
 from stoker.weights.build.drafter import FOLDER, drafter_units
 from stoker.weights.build.extras import copy_files, sort_files
 from stoker.weights.build.fetch import MakeHub, fetch
 from stoker.weights.build.manifest import MANIFEST, Report, index, json_bytes, manifest, state
-from stoker.weights.build.plan import Sources, make_plan
+from stoker.weights.build.plan import Sources, header_of, make_plan
 from stoker.weights.build.recipe import FP8, HUB, MEMORY, SMALLEST_MEMORY, Recipe, RecipeError, show_bytes
 from stoker.weights.build.sanity import refuse_dead_mtp, refuse_foreign
 from stoker.weights.build.shards import Shard, pack, sha256, write_shard
@@ -136,8 +136,9 @@ def _prepare(recipe: Recipe, config: ModelConfig, sources: Sources) -> _Job:
     job = _Job(recipe, sources, {"": pack(plan.units, recipe.shard_bytes)}, {"": json_bytes(described)}, rules)
     if drafter:
         raw = read_json(drafter.checkpoint.directory / "config.json")
-        job.parts[f"{FOLDER}/"] = pack(drafter_units(drafter, raw, config), recipe.shard_bytes)
-        job.configs[f"{FOLDER}/"] = json_bytes(raw)
+        units = drafter_units(drafter, raw, config, recipe)
+        job.parts[f"{FOLDER}/"] = pack(units, recipe.shard_bytes)
+        job.configs[f"{FOLDER}/"] = json_bytes(drafter_config(raw, header_of(units), recipe))
         rules[drafter.option] = drafter.close_ledger()
     return job
 
