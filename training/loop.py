@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,11 +42,10 @@ class Plan:
     int4_group: int = 128
     compile: bool = False
 
-    def lr_at(self, step: int, since_restart: int) -> float:
-        """Warm-up, constant, linear fall; a run restarted without its moments warms up again."""
-        rise = min(1.0, (min(step, since_restart) + 1) / max(1, self.warmup))
-        left = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return self.lr * min(rise, max(0.0, min(1.0, left)))
+    def lr_at(self, done: float, since_restart: int) -> float:
+        """Warm-up, constant, linear fall by the share `done` of the run. A run without its moments warms up again."""
+        rise = min(1.0, (since_restart + 1) / max(1, self.warmup))
+        return self.lr * min(rise, max(0.0, min(1.0, (1.0 - done) / max(self.decay, 1e-9))))
 
 
 def parse(description: str, **defaults: Any) -> tuple[Plan, argparse.Namespace]:
@@ -62,6 +62,8 @@ def parse(description: str, **defaults: Any) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--run", "--resume", type=Path, required=True, help="run directory; goes on where it stopped")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after so many minutes")
     parser.add_argument("--weights", type=Path, help="run directory of the trunk to start from")
+    parser.add_argument("--until", type=int, help="stop before this step, to go on in another stretch")
+    parser.add_argument("--by-clock", action="store_true", help="lay the learning rate out over --minutes, not --steps")
     parser.add_argument("--light", action="store_true", help="keep bf16 weights only, no optimizer state")
     options = parser.parse_args()
     return Plan(**{field.name: getattr(options, field.name) for field in fields(Plan)}), options
@@ -93,6 +95,14 @@ def mixture(plan: Plan, only: tuple[str, ...] = ()) -> Mixture:
     return Mixture(data / "shards", load_tokenizer(data / "tokenizer"), only=only)
 
 
+def to_device(drawn: tuple[np.ndarray, np.ndarray], where: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and weights of a batch; from pinned memory a copy does not wait for the step before it."""
+    tokens, weights = (torch.from_numpy(part) for part in drawn)
+    if where.type == "cuda":
+        tokens, weights = tokens.pin_memory(), weights.pin_memory()
+    return tokens.to(where, non_blocking=True), weights.to(where, non_blocking=True)
+
+
 Loss = Callable[[Tensor, Tensor], dict[str, Tensor]]  # tokens, weights -> "loss" and whatever else is worth logging
 
 
@@ -106,10 +116,13 @@ def train(
     exact: bool = True,
     at_step: Callable[[int], None] | None = None,
     log_every: int = 20,
+    until: int | None = None,
+    by_clock: bool = False,
 ) -> dict[str, Any]:
     """Trains the parameters of `module` that ask for gradients until the plan is done or the time is up.
 
-    `at_step` is told every step's number before it runs.
+    `at_step` is told every step's number before it runs. A run `by_clock` is one stretch whose learning rate has
+    fallen to zero when its minutes are over, however many steps that takes.
     """
     where = next(module.parameters()).device
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -127,21 +140,22 @@ def train(
     entry: dict[str, Any] = {}
     with (run / LOG).open("a", encoding="utf-8") as log, ThreadPoolExecutor(1) as ahead:
         next_rows = ahead.submit(rows.batch, plan.seed, step, plan.batch, plan.context)
-        while step < plan.steps and time.monotonic() - started < 60 * minutes:
+        while step < min(plan.steps, until or plan.steps) and time.monotonic() - started < 60 * minutes:
             if at_step:
                 at_step(step)
-            lr = plan.lr_at(step, step - restarted_at if restarted_at else step)
+            done = (time.monotonic() - started) / (60 * minutes) if by_clock else step / plan.steps
+            lr = plan.lr_at(done, step - restarted_at)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            drawn, weights = next_rows.result()
+            drawn = next_rows.result()
             next_rows = ahead.submit(rows.batch, plan.seed, step + 1, plan.batch, plan.context)
             with precision(where):
-                found = loss_of(torch.from_numpy(drawn).to(where), torch.from_numpy(weights).to(where))
+                found = loss_of(*to_device(drawn, where))
             optimizer.zero_grad(set_to_none=True)
             found["loss"].backward()
             norm = nn.utils.clip_grad_norm_([p for _, p in trained], plan.clip)
             optimizer.step()
-            step, tokens = step + 1, tokens + drawn.size
+            step, tokens = step + 1, tokens + drawn[0].size
             if step % log_every == 0 or step == plan.steps:
                 entry = {"step": step, "tokens": tokens, "lr": lr, "norm": float(norm)}
                 entry |= {name: float(value.detach()) for name, value in found.items()}

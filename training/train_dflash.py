@@ -76,6 +76,8 @@ def main() -> None:
         options.minutes,
         loop.mixture(plan),
         exact=not options.light,
+        until=options.until,
+        by_clock=options.by_clock,
         at_step=reseed,
     )
 
