@@ -7,6 +7,7 @@ import typer
 
 from stoker.cli.extras import need_engine
 from stoker.cli.progress import byte_progress, error_console
+from stoker.demo import EMBEDDED, NAME
 
 QUANTIZE_HELP = (
     "Quantise a 16-bit base. int4, int4-g64, int4-g32: routed experts, attention, DeltaNet and dense MLP projections "
@@ -17,7 +18,7 @@ QUANTIZE_HELP = (
 
 
 def build(
-    base: Annotated[str, typer.Option(help="The checkpoint directory everything else is taken from.")],
+    base: Annotated[str, typer.Option(help="The checkpoint directory everything else is taken from, or demo.")],
     out: Annotated[
         Path, typer.Option(help="The new directory. It grows as OUT.partial and is renamed when it is whole.")
     ],
@@ -56,6 +57,8 @@ def build(
     from stoker.weights.build.recipe import parse_bytes, show_bytes
 
     shard_bytes = parse_bytes(shard_size, "--shard-size")
+    base, shared_experts, mtp = (str(EMBEDDED) if at == NAME else at for at in (base, shared_experts, mtp))
+    drafter = str(EMBEDDED / "drafter") if drafter == NAME else drafter
     recipe = Recipe(base, shared_experts, lm_head, mtp, drafter, quantize, to, shard_bytes, draft_weights)
     console = error_console()
     with byte_progress(console) as bar:

@@ -10,6 +10,7 @@ import typer
 
 from stoker.cli.extras import need_engine
 from stoker.cli.progress import byte_progress, error_console
+from stoker.demo import checkpoint_at
 from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[str, typer.Option(help="A checkpoint directory.")],
+    model: Annotated[str, typer.Option(help="A checkpoint directory, or demo: the embedded model.")],
     prompt: Annotated[str, typer.Option(help="The text to continue, or with --chat the user's message.")],
     max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -34,7 +35,7 @@ def generate(
     from stoker.engine.tokenizer import Tokenizer
     from stoker.speculate.sampling import Sampling
 
-    directory = Path(model)
+    directory = checkpoint_at(model)
     sampling = Sampling(
         max_tokens=max_tokens, temperature=temperature, seed=seed
     )  # refuses bad numbers before anything is loaded

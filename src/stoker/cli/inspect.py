@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.progress import byte_progress, error_console
+from stoker.demo import checkpoint_at
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,7 +18,7 @@ SPARK_GB_PER_S = 273  # of the box most of these checkpoints are built for
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(help="A checkpoint directory.")],
+    model: Annotated[str, typer.Argument(help="A checkpoint directory, or demo: the embedded model.")],
     verify: Annotated[
         bool,
         typer.Option("--verify", help="Read every byte: NaN, Inf, and checksums (stoker.json, *.sha256, the hub's)."),
@@ -27,6 +28,7 @@ def inspect(
     """Say what a checkpoint is, what a step reads of it, and everything that is wrong with it."""
     from stoker.weights.inspect.report import inspect as look
 
+    directory = checkpoint_at(model)
     report = _verify_with_progress(directory) if verify else look(directory)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))

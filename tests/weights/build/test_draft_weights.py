@@ -50,7 +50,7 @@ def test_a_gptq_config_gets_its_rules_too(copy_of: CopyOf, out: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     auto_round = config["quantization_config"]
     kept = [name for name, entry in auto_round.get("extra_config", {}).items() if entry.get("bits") == 16]
-    dynamic = {f"-:^{re.escape(name)}$": {} for name in kept}
+    dynamic: dict[str, dict[str, int]] = {f"-:^{re.escape(name)}$": {} for name in kept}
     same = {key: auto_round[key] for key in ("bits", "group_size", "sym")}
     config["quantization_config"] = {"quant_method": "gptq", "desc_act": False, "dynamic": dynamic, **same}
     (base / "config.json").write_text(json.dumps(config))
