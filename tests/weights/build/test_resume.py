@@ -213,3 +213,12 @@ def test_the_manifest_tells_where_everything_is_from_and_hashes_every_file(publi
     assert source["files"]["model_extra_tensors.safetensors"]["bytes"] > 0
     assert manifest["rules"]["--base"] == ["432 tensors copied unchanged", "1 tensor quantised to int8-row"]
     assert set(manifest["versions"]) == {"stoker", "torch", "python"}
+
+
+def test_a_manifest_names_sources_as_the_user_did(copy_of: CopyOf, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = copy_of("intel_int4")
+    monkeypatch.chdir(base.parent)
+    build(Recipe(base.name, lm_head="int8"), out)
+    text = (out / "stoker.json").read_text()
+    assert json.loads(text)["sources"][0]["path"] == base.name
+    assert str(base.parent) not in text

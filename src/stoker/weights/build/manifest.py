@@ -38,7 +38,7 @@ def manifest(recipe: Recipe, sources: Sources, report: Report) -> dict[str, Any]
         "command": recipe.command(),
         "recipe": recipe.as_dict(),
         "versions": versions(),
-        "sources": [source.identity() for source in sources.all()],
+        "sources": [source.origin() for source in sources.all()],
         "rules": report.rules,
         "files": dict(sorted(report.files.items())),
     }

@@ -118,7 +118,7 @@ class Source:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What must not change while a build is under way, and what its manifest says about its origin."""
+        """What must not change while a build is under way."""
         if self.hub:
             return {"option": self.option, **self.hub}
         directory = self.checkpoint.directory
@@ -129,6 +129,14 @@ class Source:
             "path": str(directory.resolve()),
             "files": {name: {"bytes": s.st_size, "mtime_ns": s.st_mtime_ns} for name, s in stats.items()},
         }
+
+    def origin(self) -> dict[str, Any]:
+        """What a manifest says of it: as the user named it, since a result travels and this machine's paths do not."""
+        found = self.identity()
+        if not self.hub:
+            found["path"] = self.where
+            found["files"] = {name: {"bytes": entry["bytes"]} for name, entry in found["files"].items()}
+        return found
 
 
 def trunk_prefix(names: Iterable[str]) -> str:
