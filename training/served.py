@@ -100,7 +100,7 @@ class Served:
 
         last, found = len(prompt), Acceptance()  # `last` is the newest committed token; prefill made it
         out = feed(tokens[1 : last + 1], hidden[:last], 0, Family.PREFILL)
-        while last + depth < len(tokens):
+        while last + depth + 1 < len(tokens):  # the token after a wholly accepted block is there to go on from
             drafts = [int(self.model.logits(out).argmax())]
             while len(drafts) < depth:
                 out = feed(drafts[-1:], out, last + len(drafts) - 1, Family.STEP)
