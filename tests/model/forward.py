@@ -37,7 +37,7 @@ def run_chunks(
         rows.append(model.logits(hidden, family))
         begin += length
         replay = length if family is Family.STEP else 0
-    cache.commit(torch.tensor([slot]), torch.tensor([replay]))
+    cache.settle(slot, replay)
     assert begin == len(tokens)
     return torch.cat(rows)
 
@@ -55,7 +55,8 @@ def state_of(cache: Cache, slot: int, pages: Sequence[int], length: int) -> list
             parts += [tensor[list(pages)].flatten(0, 1)[:length] for tensor in (layer.keys, layer.values)]
         else:
             assert isinstance(layer, DeltaState)
-            parts += [layer.conv[slot], layer.recurrent[slot]]
+            carried = cache.recurrence.carried(slot, length)
+            parts += [layer.inputs.flatten(0, 1)[carried], layer.recurrent[slot]]
     return parts
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from stoker.model.batch import Batch, Run
 from stoker.model.cache import PAGE_SIZE
@@ -96,7 +97,8 @@ def test_neighbours_change_nothing(checkpoints: dict[str, Path], family: str, ki
             batch = Batch.of(kind, runs, PAGE_SIZE)
             hidden, _ = model(batch, cache)
             if kind is Family.STEP:
-                cache.commit(batch.slots, torch.tensor([lengths[i] for i in members]))
+                for i in members:
+                    cache.settle(i, lengths[i])
             return model.logits(hidden, kind).split([lengths[i] for i in members])
 
     together = new_cache(model)
@@ -115,4 +117,4 @@ def test_neighbours_change_nothing(checkpoints: dict[str, Path], family: str, ki
 
 def _tensors(cache):
     for layer in cache.layers:
-        yield from vars(layer).values()
+        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))

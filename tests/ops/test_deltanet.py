@@ -9,8 +9,10 @@ from torch import Tensor
 from stoker.model.batch import Batch, Run
 from stoker.model.cache import allocate_delta_state
 from stoker.model.config import DeltaConfig
-from stoker.ops.deltanet import DeltaState, commit, deltanet_chunks, deltanet_steps
-from stoker.ops.family import Family
+from stoker.model.recurrence import Recurrence
+from stoker.ops.delta_rule import delta_rule_chunk
+from stoker.ops.deltanet import StepPlan, commit, deltanet_chunks, deltanet_steps
+from stoker.ops.family import STEP_CHUNK, Family
 
 DELTA = DeltaConfig(key_heads=2, value_heads=6, key_dim=24, value_dim=40, conv_kernel=4)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -25,13 +27,14 @@ class Layer:
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
-        self.weight = torch.randn(DELTA.conv_channels, 4).to(self.dtype)
+        self.weight = torch.randn(4, DELTA.conv_channels).to(self.dtype).float()
         self.qkv = torch.randn(SEQUENCES, LENGTH, DELTA.conv_channels).to(self.dtype)
         self.g = -torch.rand(SEQUENCES, LENGTH, DELTA.value_heads)
         self.beta = torch.rand(SEQUENCES, LENGTH, DELTA.value_heads)
         self.state = allocate_delta_state(SEQUENCES, WINDOW, DELTA, self.dtype, "cpu")
+        self.books = Recurrence(SEQUENCES, WINDOW, DELTA.conv_kernel, "cpu")
         self.state.recurrent.normal_()
-        self.state.conv.normal_()
+        self.state.inputs.normal_()
         self.done = [0] * SEQUENCES  # accepted tokens, pending ones included
         self.pending = [0] * SEQUENCES
 
@@ -40,27 +43,28 @@ class Layer:
         runs = [Run([0] * n, self.done[s], s, range(4 * s, 4 * s + 4), self.pending[s]) for s, n in step]
         batch = Batch.of(family, runs, 64)
         qkv, g, beta = (torch.cat([x[s, self.done[s] :][:n] for s, n in step]) for x in (self.qkv, self.g, self.beta))
-        taps, tail = batch.conv_inputs(4)
-        commit(self.state, batch.slots, batch.replay)
-        if family is Family.STEP:
-            out = deltanet_steps(qkv, g, beta, self.weight, self.state, batch.slots, taps, batch.step_rows)
+        plan, gates = self.books.begin(batch), torch.stack([g, beta], dim=1)
+        commit(self.state, plan.commits)
+        if isinstance(plan, StepPlan):
+            out = deltanet_steps(qkv, gates, self.weight, self.state, plan)
         else:
-            out = deltanet_chunks(qkv, g, beta, self.weight, self.state, batch.slots, taps, tail, batch.chunk_rows)
+            out = deltanet_chunks(qkv, gates, self.weight, self.state, plan)
         for (s, _), taken in zip(step, accept or [n for _, n in step], strict=True):
             self.done[s] += taken
             self.pending[s] = taken if family is Family.STEP else 0
         return list(out.split([n for _, n in step]))
 
-    def settled(self, sequence: int) -> DeltaState:
-        """The state of one sequence with nothing pending."""
-        commit(self.state, torch.tensor([sequence]), torch.tensor([self.pending[sequence]]))
+    def settled(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """Conv inputs and state of one sequence with nothing pending."""
+        commit(self.state, self.books.flush(sequence, self.pending[sequence]))
         self.pending[sequence] = 0
-        return DeltaState(**{name: tensor[sequence] for name, tensor in vars(self.state).items()})
+        carried = self.books.carried(sequence, self.done[sequence])
+        return self.state.inputs.flatten(0, 1)[carried], self.state.recurrent[sequence].clone()
 
 
-def assert_same_state(a: DeltaState, b: DeltaState) -> None:
-    assert torch.equal(a.conv, b.conv)
-    assert torch.equal(a.recurrent, b.recurrent)
+def assert_same_state(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(a[0], b[0])
+    assert torch.equal(a[1], b[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,10 +103,9 @@ def test_a_rejected_tail_leaves_no_trace(dtype: torch.dtype, accepted: int) -> N
 def test_a_step_does_not_touch_the_committed_state(dtype: torch.dtype) -> None:
     layer = Layer(dtype)
     layer.run(Family.PREFILL, [(0, 30), (1, 10)])
-    before = [layer.state.conv.clone(), layer.state.recurrent.clone()]
+    before = layer.state.recurrent.clone()
     layer.run(Family.STEP, [(0, 9), (1, 4)])
-    assert torch.equal(layer.state.conv, before[0])
-    assert torch.equal(layer.state.recurrent, before[1])
+    assert torch.equal(layer.state.recurrent, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,7 +125,7 @@ def test_chunks_and_steps_agree() -> None:
     want = chunked.run(Family.PREFILL, [(0, LENGTH)])[0]
     got = torch.cat([recurrent.run(Family.STEP, [(0, 40)])[0] for _ in range(5)])
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
-    ours, theirs = recurrent.settled(0).recurrent, chunked.settled(0).recurrent
+    ours, theirs = recurrent.settled(0)[1], chunked.settled(0)[1]
     assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 
 
@@ -133,3 +136,21 @@ def test_prefill_after_steps_commits_what_was_accepted_first() -> None:
     plain.settled(0)
     assert torch.equal(mixed.run(Family.PREFILL, [(0, 100)])[0], plain.run(Family.PREFILL, [(0, 100)])[0])
     assert_same_state(mixed.settled(0), plain.settled(0))
+
+
+def test_a_chunk_follows_the_rule_token_by_token() -> None:
+    """S <- exp(g) S; d = beta (v - S^T k); S <- S + k d^T; o = S^T q, spelled out."""
+    heads, places, keys, values = 3, STEP_CHUNK, 24, 40
+    q, k = (torch.nn.functional.normalize(torch.randn(heads, places, keys), dim=-1) for _ in range(2))
+    v, state = torch.randn(heads, places, values), torch.randn(heads, keys, values)
+    g, beta = -torch.rand(heads, places), torch.rand(heads, places)
+    got, after = delta_rule_chunk(torch.cat([q, k], dim=1), v, g, beta, state, advance=True)
+    assert after is not None
+    s = state.double()
+    for i in range(places):
+        s = s * g[:, i, None, None].double().exp()
+        change = beta[:, i, None] * (v[:, i] - torch.einsum("hk,hkv->hv", k[:, i].double(), s))
+        s = s + k[:, i, :, None] * change[:, None]
+        want = torch.einsum("hk,hkv->hv", q[:, i].double(), s)
+        assert torch.allclose(got[:, i].double(), want, atol=1e-5)
+    assert torch.allclose(after.double(), s, atol=1e-5)

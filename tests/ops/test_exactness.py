@@ -79,7 +79,7 @@ def test_experts(dtype: torch.dtype, family: Family) -> None:
     gate_up, down = (torch.randn(16, 88, 96) / 10).to(dtype), (torch.randn(16, 96, 44) / 7).to(dtype)
 
     def mixture(x: Tensor) -> tuple[Tensor, ...]:
-        chosen, weights = route(x, gate, 3, True, family)
+        chosen, weights = route(linear(x.float(), gate.float(), family), 3, True)
         return chosen, weights, routed_experts(x, chosen, weights, gate_up, down, family)
 
     assert_rows_independent(mixture, torch.randn(128, 96).to(dtype))

@@ -1,12 +1,14 @@
 """Full attention with per-head q/k norms, partial rope and, in Qwen3.5, a sigmoid output gate."""
 
+import torch
 from torch import Tensor, nn
 
 from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
-from stoker.model.layers import Linear, RMSNorm
+from stoker.model.layers import Fused, Linear, RMSNorm
 from stoker.ops.attention import QueryTiles, attention, write_pages
 from stoker.ops.elementwise import sigmoid
+from stoker.ops.norm import rms_norm
 from stoker.ops.rope import rotate
 
 Rope = tuple[Tensor, Tensor]  # cosines and sines [T, rotary_dim / 2]
@@ -33,20 +35,37 @@ class Attention(nn.Module):
         self.o_proj = Linear(heads * head_dim, hidden_size)
         self.q_norm = RMSNorm(head_dim, eps, norm_offset)
         self.k_norm = RMSNorm(head_dim, eps, norm_offset)
+        self.inputs, self.outputs = Fused(self.q_proj, self.k_proj, self.v_proj), Fused(self.o_proj)
+        self._scales: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, batch: Batch, pages: KVPages, rope: Rope, tiles: QueryTiles) -> Tensor:
-        self.remember(x, batch, pages, rope)
-        q = self.q_proj(x, batch.family).view(-1, self.heads, self.head_dim * (2 if self.gate else 1))
-        q, gate = q.split(self.head_dim, dim=-1) if self.gate else (q, None)  # per head: query, then gate
-        q = rotate(self.q_norm(q), *rope)
-        out = attention(q, pages.keys, pages.values, tiles)
+        family, tokens = batch.family, x.shape[0]
+        q, k, v = self.inputs(x, family)
+        q = q.view(tokens, self.heads, -1)
+        gate = q[:, :, self.head_dim :] if self.gate else None  # per head: query, then gate
+        both = torch.cat([q[:, :, : self.head_dim], k.view(tokens, self.kv_heads, self.head_dim)], dim=1)
+        both = rotate(rms_norm(both, self._head_scales(), self.q_norm.eps, False), *rope)
+        q, k = both.split_with_sizes((self.heads, self.kv_heads), dim=1)
+        self._write(k, v, batch, pages)
+        out = attention(q, pages.keys, pages.values, tiles, pages.key_scales, pages.value_scales)
         if gate is not None:
             out = (out.float() * sigmoid(gate)).to(x.dtype)
-        return self.o_proj(out.flatten(1), batch.family)
+        return self.outputs(out.flatten(1), family)[0]
 
-    def remember(self, x: Tensor, batch: Batch, pages: KVPages, rope: Rope) -> None:
-        """Writes the keys and values of these tokens."""
-        k = self.k_proj(x, batch.family).view(-1, self.kv_heads, self.head_dim)
-        v = self.v_proj(x, batch.family).view(-1, self.kv_heads, self.head_dim)
-        write_pages(pages.keys, rotate(self.k_norm(k), *rope), batch.places)
-        write_pages(pages.values, v, batch.places)
+    def remember(self, k: Tensor, v: Tensor, batch: Batch, pages: KVPages, rope: Rope) -> None:
+        """Writes projected keys and values of these tokens."""
+        k = k.view(-1, self.kv_heads, self.head_dim)
+        self._write(rotate(self.k_norm(k), *rope), v, batch, pages)
+
+    def _write(self, k: Tensor, v: Tensor, batch: Batch, pages: KVPages) -> None:
+        write_pages(pages.keys, k, batch.places, pages.key_scales)
+        write_pages(pages.values, v.view(-1, self.kv_heads, self.head_dim), batch.places, pages.value_scales)
+
+    def _head_scales(self) -> Tensor:
+        """[heads + kv_heads, D] fp32: what queries and keys are multiplied with once normalised; made once."""
+        weights = self.q_norm.weight, self.k_norm.weight
+        if self._scales is None or self._scales[0] is not weights[0]:
+            norms = (self.q_norm, self.heads), (self.k_norm, self.kv_heads)
+            scales = [norm.scale()[: self.head_dim].expand(count, -1) for norm, count in norms]
+            self._scales = weights[0], torch.cat(scales)
+        return self._scales[1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stoker.ops.attention import QueryTiles
-from stoker.ops.family import CHUNK, Family
+from stoker.ops.family import CHUNK, STEP_TILE, Family
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,34 @@ class Batch:
 
     @classmethod
     def of(cls, family: Family, runs: Sequence[Run], page_size: int, device: torch.device | str = "cpu") -> "Batch":
-        lengths = torch.tensor([len(run.tokens) for run in runs], device=device)
-        if not runs or int(lengths.min()) < 1:
+        if not runs or not all(run.tokens for run in runs):
             raise ValueError("a batch needs at least one run, and every run at least one token")
-        for run in runs:
-            room = len(run.pages) * page_size
-            if run.cached + len(run.tokens) > room:
-                raise ValueError(f"{run.cached} + {len(run.tokens)} tokens do not fit {room} places of {run.pages}")
-        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        sequence = torch.repeat_interleave(torch.arange(len(runs), device=device), lengths)
-        cached = torch.tensor([run.cached for run in runs], device=device)
-        offsets = torch.arange(int(starts[-1]), device=device) - starts[sequence]
+        starts = [0]
+        positions: list[int] = []
+        sequence: list[int] = []
+        for index, run in enumerate(runs):
+            count, room = len(run.tokens), len(run.pages) * page_size
+            if run.cached + count > room:
+                raise ValueError(f"{run.cached} + {count} tokens do not fit {room} places of {run.pages}")
+            starts.append(starts[-1] + count)
+            positions += range(run.cached, run.cached + count)
+            sequence += [index] * count
         width = max(len(run.pages) for run in runs)
+
+        def tensor(numbers: list[int] | list[list[int]]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.long, device=device)
+
         return cls(
             family=family,
             page_size=page_size,
-            token_ids=torch.tensor([t for run in runs for t in run.tokens], device=device),
-            positions=cached[sequence] + offsets,
-            starts=starts,
-            sequence=sequence,
-            cached=cached,
-            slots=torch.tensor([run.slot for run in runs], device=device),
-            replay=torch.tensor([run.replay for run in runs], device=device),
-            tables=torch.tensor([list(r.pages) + [0] * (width - len(r.pages)) for r in runs], device=device),
+            token_ids=tensor([token for run in runs for token in run.tokens]),
+            positions=tensor(positions),
+            starts=tensor(starts),
+            sequence=tensor(sequence),
+            cached=tensor([run.cached for run in runs]),
+            slots=tensor([run.slot for run in runs]),
+            replay=tensor([run.replay for run in runs]),
+            tables=tensor([[*run.pages, *[0] * (width - len(run.pages))] for run in runs]),
         )
 
     def select(self, keep: Tensor) -> "Batch":
@@ -112,33 +117,31 @@ class Batch:
 
     def tiles(self, first: Tensor, last: Tensor) -> QueryTiles:
         """Query tiles of this batch's family for the visible key ranges first..last [T] of each token."""
-        if self.family is Family.STEP:
-            rows = torch.arange(self.num_tokens, device=first.device)[:, None]
-            return QueryTiles(rows, first[:, None], last[:, None], self.tables[self.sequence])
-        chunk_rows = self.chunk_rows
-        live = chunk_rows.amin(-1) < self.num_tokens  # [B, C]
-        rows = chunk_rows[live]
-        tables = self.tables[live.nonzero()[:, 0]]
+        rows, sequences = self._tile_rows
         padded_first = torch.cat([first, first.new_zeros(1)])
         padded_last = torch.cat([last, last.new_full((1,), -1)])
-        return QueryTiles(rows, padded_first[rows], padded_last[rows], tables)
+        return QueryTiles(rows, padded_first[rows], padded_last[rows], self.tables[sequences], self.page_size)
 
     @cached_property
-    def step_rows(self) -> Tensor:
-        """[B, L] row of the i-th token of each sequence, T where it has fewer."""
-        lengths = self.starts[1:] - self.starts[:-1]
-        place = torch.arange(self.longest, device=lengths.device)[None]
-        return torch.where(place < lengths[:, None], self.starts[:-1, None] + place, self.num_tokens)
+    def _tile_rows(self) -> tuple[Tensor, Tensor]:
+        """Rows [N, Q] of the query tiles, T where a place is empty, and the sequence [N] of each."""
+        chunk = STEP_TILE if self.family is Family.STEP else CHUNK
+        rows = self.chunk_rows if chunk == CHUNK else self._rows_by_chunk(chunk)
+        live = rows.amin(-1) < self.num_tokens  # [B, C]
+        return rows[live], live.nonzero()[:, 0]
 
     @cached_property
     def chunk_rows(self) -> Tensor:
         """[B, C, 64] row of the token at each place of the 64-token chunks this batch touches, T elsewhere."""
-        origin = self.cached // CHUNK * CHUNK  # [B] position of place 0
+        return self._rows_by_chunk(CHUNK)
+
+    def _rows_by_chunk(self, size: int) -> Tensor:
+        origin = self.cached // size * size  # [B] position of place 0
         place = self.positions - origin[self.sequence]
-        chunks = int(place.max()) // CHUNK + 1
-        rows = torch.full((len(self.slots), chunks * CHUNK), self.num_tokens, device=place.device)
+        chunks = int(place.max()) // size + 1
+        rows = torch.full((len(self.slots), chunks * size), self.num_tokens, device=place.device)
         rows[self.sequence, place] = torch.arange(self.num_tokens, device=place.device)
-        return rows.view(len(self.slots), chunks, CHUNK)
+        return rows.view(len(self.slots), chunks, size)
 
     def conv_inputs(self, kernel: int) -> tuple[Tensor, Tensor]:
         """Rows of cat(carried [B * (kernel - 1)], tokens [T]) that feed each token, and those to carry on.

@@ -3,49 +3,65 @@
 Who owns which page or slot is the engine's business; here are only the tensors and their sizes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from stoker.errors import RequestError
 from stoker.model.config import FULL, DeltaConfig, ModelConfig
+from stoker.model.recurrence import Recurrence, ring_size
 from stoker.ops.deltanet import DeltaState, commit
 
+FP8 = torch.float8_e4m3fn
 PAGE_SIZE = 64  # tokens per KV page; equal to the DeltaNet chunk, so checkpoints end on page borders
 
 
 @dataclass(frozen=True)
 class KVPages:
-    """Keys and values of one attention layer, [pages, page_size, kv_heads, D] each."""
+    """Keys and values of one attention layer, [pages, page_size, kv_heads, D] each.
+
+    Stored in FP8 they have a scale per token and head, [pages, page_size, kv_heads]: what a key is stored as depends
+    on that key alone, never on the drafts beside it.
+    """
 
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
     @classmethod
     def allocate(
         cls, pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
     ) -> "KVPages":
+        """Stored in `dtype`: bf16, fp32, or float8_e4m3fn, which brings scales along."""
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32, FP8):
+            raise RequestError(f"keys and values are to be stored as {dtype}, expected bfloat16, float32 or {FP8}.")
+
         # zeros, not empty: masked keys are multiplied by an exact 0, which a stray NaN would survive
-        shape = (pages, PAGE_SIZE, kv_heads, head_dim)
-        return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(pages, PAGE_SIZE, kv_heads, *shape, dtype=dtype, device=device)
+
+        keys, values = zeros(head_dim, dtype=dtype), zeros(head_dim, dtype=dtype)
+        if dtype != FP8:
+            return cls(keys, values)
+        return cls(keys, values, zeros(dtype=torch.bfloat16), zeros(dtype=torch.bfloat16))
 
 
 def allocate_delta_state(
     slots: int, window: int, delta: DeltaConfig, dtype: torch.dtype, device: torch.device | str
 ) -> DeltaState:
     """`window` is the longest step of one sequence, drafts included."""
+    ring = ring_size(window, delta.conv_kernel)
+    fed = 2 * delta.key_heads * delta.key_dim + delta.value_heads * (delta.value_dim + 2)
 
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(slots, *shape, dtype=dtype, device=device)
 
     return DeltaState(
-        conv=zeros(delta.conv_kernel - 1, delta.conv_channels),
         recurrent=zeros(delta.value_heads, delta.key_dim, delta.value_dim, dtype=torch.float32),
-        pending_inputs=zeros(window, delta.conv_channels),
-        pending_k=zeros(window, delta.key_heads, delta.key_dim),
-        pending_v=zeros(window, delta.value_heads, delta.value_dim),
-        pending_g=zeros(window, delta.value_heads, dtype=torch.float32),
-        pending_beta=zeros(window, delta.value_heads, dtype=torch.float32),
+        inputs=zeros(ring, delta.conv_channels),
+        pending=zeros(ring, fed, dtype=torch.float32),
     )
 
 
@@ -54,27 +70,35 @@ class Snapshots:
     """Copies of recurrent state to go back to: per DeltaNet layer, conv [n, W - 1, C] and recurrent [n, HV, K, V]."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
+    positions: list[int]  # tokens each of them holds
 
     @classmethod
     def allocate(cls, cache: "Cache", count: int) -> "Snapshots":
-        return cls(
-            tuple(
-                (
-                    state.conv.new_zeros(count, *state.conv.shape[1:]),
-                    state.recurrent.new_zeros(count, *state.recurrent.shape[1:]),
-                )
-                for state in cache.delta_states
+        def empty(state: DeltaState) -> tuple[Tensor, Tensor]:
+            carried = cache.recurrence.kernel - 1
+            return (
+                state.inputs.new_zeros(count, carried, state.inputs.shape[2]),
+                state.recurrent.new_zeros(count, *state.recurrent.shape[1:]),
             )
-        )
 
-    def save(self, cache: "Cache", slot: int, index: int) -> None:
+        return cls(tuple(empty(state) for state in cache.delta_states), [0] * count)
+
+    def save(self, cache: "Cache", slot: int, index: int, pending: int = 0) -> None:
+        """Copies the state with the first `pending` tokens of the slot's last step in it; the slot stays as it is."""
+        self.positions[index] = position = cache.recurrence.position(slot) + pending
+        commits = cache.recurrence.copying(slot, pending)
+        carried = cache.recurrence.carried(slot, position)
         for (conv, recurrent), state in zip(self.layers, cache.delta_states, strict=True):
-            conv[index] = state.conv[slot]
+            conv[index] = state.inputs.flatten(0, 1)[carried]
             recurrent[index] = state.recurrent[slot]
+            commit(replace(state, recurrent=recurrent[index : index + 1]), commits)
 
     def restore(self, cache: "Cache", slot: int, index: int) -> None:
+        position = self.positions[index]
+        cache.recurrence.reset(slot, position)
+        carried = cache.recurrence.carried(slot, position)
         for (conv, recurrent), state in zip(self.layers, cache.delta_states, strict=True):
-            state.conv[slot] = conv[index]
+            state.inputs.flatten(0, 1)[carried] = conv[index]
             state.recurrent[slot] = recurrent[index]
 
 
@@ -83,6 +107,7 @@ class Cache:
     """State of every trunk layer, in layer order."""
 
     layers: tuple[KVPages | DeltaState, ...]
+    recurrence: Recurrence  # which tokens the recurrent slots hold
 
     @classmethod
     def allocate(
@@ -94,31 +119,35 @@ class Cache:
         window: int = 1,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
+        kv_dtype: torch.dtype | None = None,
     ) -> "Cache":
+        """`dtype` is that of the activations, `kv_dtype` what keys and values are stored in if not in that."""
+
         def state(kind: str) -> KVPages | DeltaState:
             if kind == FULL:
-                return KVPages.allocate(pages, config.num_kv_heads, config.head_dim, dtype, device)
+                return KVPages.allocate(pages, config.num_kv_heads, config.head_dim, kv_dtype or dtype, device)
             assert config.delta is not None
             return allocate_delta_state(slots, window, config.delta, dtype, device)
 
-        return cls(tuple(state(kind) for kind in config.layer_types))
-
-    @property
-    def window(self) -> int:
-        """Tokens of one sequence that a step may hold; without DeltaNet layers there is no limit."""
-        return min((state.window for state in self.delta_states), default=1 << 62)
+        kernel = config.delta.conv_kernel if config.delta else 1
+        return cls(tuple(state(kind) for kind in config.layer_types), Recurrence(slots, window, kernel, device))
 
     @property
     def delta_states(self) -> list[DeltaState]:
         return [layer for layer in self.layers if isinstance(layer, DeltaState)]
 
-    def commit(self, slots: Tensor, counts: Tensor) -> None:
-        """Makes accepted tokens of the last step part of the state without running another."""
+    def settle(self, slot: int, accepted: int) -> None:
+        """Makes everything up to the first `accepted` tokens of the slot's last step part of its state.
+
+        Steps that follow are then computed from there: bit for bit as before only if that is a multiple of 16.
+        """
+        commits = self.recurrence.flush(slot, accepted)
         for state in self.delta_states:
-            commit(state, slots, counts)
+            commit(state, commits)
 
     def reset(self, slot: int) -> None:
         """Makes a recurrent slot ready for a new sequence. KV pages need nothing: unwritten keys are never seen."""
+        self.recurrence.reset(slot)
         for state in self.delta_states:
-            state.conv[slot].zero_()
+            state.inputs[slot].zero_()
             state.recurrent[slot].zero_()

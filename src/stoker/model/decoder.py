@@ -12,6 +12,7 @@ from stoker.model.layer import DecoderLayer
 from stoker.model.layers import Linear, RMSNorm, parameter
 from stoker.model.mtp import MtpHead
 from stoker.ops.family import Family
+from stoker.ops.linear import linear
 from stoker.ops.rope import rope_table
 
 
@@ -44,14 +45,12 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, cache: Cache, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """-> hidden [T, H] after the final norm, and the residual stream after each layer of `taps` [T, n * H]."""
         config = self.config
-        if batch.family is Family.STEP and batch.longest > cache.window:
-            raise ValueError(f"a step of {batch.longest} tokens exceeds the {cache.window} the cache was made for")
         rope = rope_table(batch.positions, config.rope_theta, config.rotary_dim)
-        conv = batch.conv_inputs(config.delta.conv_kernel) if config.delta else None
+        plan = cache.recurrence.begin(batch) if config.delta else None
         x = self.embed_tokens(batch.token_ids)
         tapped = {}
         for index, (layer, state) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            x = layer(x, batch, state, rope, conv)
+            x = layer(x, batch, state, rope, plan)
             if index in taps:
                 tapped[index] = x
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else x.new_empty(x.shape[0], 0)
@@ -59,4 +58,4 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor, family: Family = Family.STEP) -> Tensor:
         """fp32 logits [T, vocab] of post-norm hidden states."""
-        return self.lm_head(hidden, family).float()
+        return linear(hidden, self.lm_head.weight, family, torch.float32)

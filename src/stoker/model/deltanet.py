@@ -3,15 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from stoker.model.batch import Batch
 from stoker.model.config import DeltaConfig
-from stoker.model.layers import Linear, parameter
-from stoker.ops.deltanet import DeltaState, commit, deltanet_chunks, deltanet_steps
-from stoker.ops.elementwise import sigmoid, softplus
+from stoker.model.layers import Fused, FusedGates, Linear, parameter
+from stoker.model.recurrence import Plan
+from stoker.ops.deltanet import DeltaState, StepPlan, commit, deltanet_chunks, deltanet_steps
+from stoker.ops.elementwise import sigmoid, softplus, whole_vectors
 from stoker.ops.family import Family
 from stoker.ops.norm import gated_rms_norm
-
-ConvInputs = tuple[Tensor, Tensor]  # see Batch.conv_inputs
 
 
 class GatedNorm(nn.Module):
@@ -23,6 +21,7 @@ class GatedNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """fp32 x -> the dtype of the gate."""
         return gated_rms_norm(x, gate, self.weight, self.eps)
 
 
@@ -48,19 +47,29 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias = parameter(delta.value_heads)
         self.norm = GatedNorm(delta.value_dim, eps)
         self.out_proj = Linear(values, hidden_size)
+        self.inputs, self.outputs = Fused(self.in_proj_qkv, self.in_proj_z), Fused(self.out_proj)
+        self.gates = FusedGates(self.in_proj_a, self.in_proj_b)
+        self._kept: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
 
-    def forward(self, x: Tensor, batch: Batch, state: DeltaState, conv: ConvInputs) -> Tensor:
-        delta, family = self.delta, batch.family
-        qkv = self.in_proj_qkv(x, family)
-        z = self.in_proj_z(x, family).view(-1, delta.value_heads, delta.value_dim)
-        beta = sigmoid(self.in_proj_b(x, family))  # [T, HV]
-        step = softplus(self.in_proj_a(x, family).float() + self.dt_bias.float())
-        g = -torch.exp(self.A_log) * step  # log decay, [T, HV]
-        taps, tail = conv
-        weight = self.conv1d.weight[:, 0]
-        commit(state, batch.slots, batch.replay)
-        if family is Family.STEP:
-            out = deltanet_steps(qkv, g, beta, weight, state, batch.slots, taps, batch.step_rows)
+    def forward(self, x: Tensor, state: DeltaState, plan: Plan, family: Family) -> Tensor:
+        heads = self.delta.value_heads
+        qkv, z = self.inputs(x, family)
+        decay, bias, weight = self._constants()
+        both = self.gates.joined(x, family)  # a, then b: [T, 2 HV or more]
+        g = softplus(both + bias).narrow(1, 0, heads) * decay  # log decay
+        gates = torch.stack([g, sigmoid(both).narrow(1, heads, heads)], dim=1)
+        commit(state, plan.commits)
+        if isinstance(plan, StepPlan):
+            out = deltanet_steps(qkv, gates, weight, state, plan)
         else:
-            out = deltanet_chunks(qkv, g, beta, weight, state, batch.slots, taps, tail, batch.chunk_rows)
-        return self.out_proj(self.norm(out.to(x.dtype), z).flatten(1), family)
+            out = deltanet_chunks(qkv, gates, weight, state, plan)
+        z = z.view(-1, heads, self.delta.value_dim)
+        return self.outputs(self.norm(out, z).flatten(1), family)[0]
+
+    def _constants(self) -> tuple[Tensor, Tensor, Tensor]:
+        """-exp(A) [HV], the bias of a as wide as the gates, and the conv's weight [W, C], in fp32; made once."""
+        if self._kept is None or self._kept[0] is not self.conv1d.weight:
+            weight = self.conv1d.weight
+            bias = whole_vectors(torch.cat([self.dt_bias.float(), torch.zeros_like(self.A_log)]))
+            self._kept = weight, (-torch.exp(self.A_log), bias, weight[:, 0].t().float().contiguous())
+        return self._kept[1]

@@ -17,7 +17,7 @@ from stoker.model.attention import Attention, Rope
 from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
 from stoker.model.config import FULL, Fields, ModelConfig, rope_of
-from stoker.model.layers import DenseMlp, Linear, RMSNorm
+from stoker.model.layers import DenseMlp, Fused, Linear, RMSNorm
 from stoker.ops.attention import QueryTiles
 from stoker.ops.rope import rope_table
 from stoker.weights.json_file import read_json
@@ -121,16 +121,18 @@ class DFlashLayer(nn.Module):
             gate=False,
             norm_offset=False,
         )
+        self.memories = Fused(self.self_attn.k_proj, self.self_attn.v_proj)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps, offset=False)
         self.mlp = DenseMlp(config.hidden_size, config.intermediate_size)
 
     def remember(self, context: Tensor, batch: Batch, pages: KVPages, rope: Rope) -> None:
         """Keys and values of the context, which skips input_layernorm and the MLP."""
-        self.self_attn.remember(context, batch, pages, rope)
+        k, v = self.memories(context, batch.family)
+        self.self_attn.remember(k, v, batch, pages, rope)
 
     def forward(self, x: Tensor, batch: Batch, pages: KVPages, rope: Rope, tiles: QueryTiles) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), batch, pages, rope, tiles)
-        return x + self.mlp(self.post_attention_layernorm(x), batch.family)
+        return x + self.mlp(self.post_attention_layernorm(x), batch.family).to(x.dtype)
 
 
 class DFlash(nn.Module):
@@ -138,13 +140,14 @@ class DFlash(nn.Module):
         super().__init__()
         self.config = config
         self.fc = Linear(len(config.taps) * config.hidden_size, config.hidden_size)
+        self.inputs = Fused(self.fc)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=False)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in config.layer_types)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=False)
 
     def observe(self, batch: Batch, features: Tensor, pages: list[KVPages]) -> None:
         """Adds committed tokens to the context: features [T, taps * H] are the trunk's taps at these tokens."""
-        context = self.hidden_norm(self.fc(features, batch.family))
+        context = self.hidden_norm(self.inputs(features, batch.family)[0])
         rope = rope_table(batch.positions, self.config.rope_theta, self.config.head_dim)
         for layer, own in zip(self.layers, pages, strict=True):
             assert isinstance(layer, DFlashLayer)

@@ -1,9 +1,10 @@
 """Mixture of experts with an optional shared expert behind a sigmoid gate."""
 
+import torch
 from torch import Tensor, nn
 
 from stoker.model.config import MoeConfig
-from stoker.model.layers import DenseMlp, Linear, parameter
+from stoker.model.layers import DenseMlp, FusedGates, Linear, parameter
 from stoker.ops.elementwise import sigmoid
 from stoker.ops.experts import route, routed_experts
 from stoker.ops.family import Family
@@ -26,17 +27,23 @@ class SparseMlp(nn.Module):
     def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
         super().__init__()
         self.moe = moe
+        self.routed: Tensor | None = None  # [T, top_k] experts of the last forward, for whoever counts them
         self.gate = Linear(hidden_size, moe.num_experts)
         self.experts = Experts(hidden_size, moe)
+        self.routing = FusedGates(self.gate)
         if moe.shared_intermediate_size:
             self.shared_expert = DenseMlp(hidden_size, moe.shared_intermediate_size)
             self.shared_expert_gate = Linear(hidden_size, 1)
+            self.routing = FusedGates(self.gate, self.shared_expert_gate)
 
     def forward(self, x: Tensor, family: Family) -> Tensor:
+        """-> [T, H] fp32."""
         moe = self.moe
-        chosen, weights = route(x, self.gate.weight, moe.top_k, moe.renormalize, family)
+        logits = self.routing.joined(x, family)  # [T, E], and the shared expert's gate behind
+        chosen, weights = route(logits.narrow(1, 0, moe.num_experts), moe.top_k, moe.renormalize)
+        self.routed = chosen
         out = routed_experts(x, chosen, weights, self.experts.gate_up_proj, self.experts.down_proj, family)
         if moe.shared_intermediate_size:
-            shared = self.shared_expert(x, family).float()
-            out = out + shared * sigmoid(self.shared_expert_gate(x, family))
-        return out.to(x.dtype)
+            gate = sigmoid(logits).narrow(1, moe.num_experts, 1)
+            out = torch.addcmul(out, self.shared_expert(x, family), gate)
+        return out

@@ -6,9 +6,10 @@ from stoker.model.attention import Attention, Rope
 from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
 from stoker.model.config import FULL, ModelConfig
-from stoker.model.deltanet import ConvInputs, GatedDeltaNet
+from stoker.model.deltanet import GatedDeltaNet
 from stoker.model.experts import SparseMlp
 from stoker.model.layers import DenseMlp, RMSNorm
+from stoker.model.recurrence import Plan
 from stoker.ops.deltanet import DeltaState
 
 
@@ -39,12 +40,11 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = DenseMlp(config.hidden_size, config.intermediate_size)
 
-    def forward(
-        self, x: Tensor, batch: Batch, state: KVPages | DeltaState, rope: Rope, conv: ConvInputs | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, state: KVPages | DeltaState, rope: Rope, plan: Plan | None) -> Tensor:
         normed = self.input_layernorm(x)
         if isinstance(state, KVPages):
             x = x + self.self_attn(normed, batch, state, rope, batch.causal_tiles)
         else:
-            x = x + self.linear_attn(normed, batch, state, conv)
-        return x + self.mlp(self.post_attention_layernorm(x), batch.family)
+            assert plan is not None
+            x = x + self.linear_attn(normed, state, plan, batch.family)
+        return x + self.mlp(self.post_attention_layernorm(x), batch.family).to(x.dtype)

@@ -13,7 +13,8 @@ from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.dflash import DFlash, DFlashConfig
 from stoker.model.experts import Experts
-from stoker.model.layers import Linear
+from stoker.model.layers import Linear, RMSNorm
+from stoker.ops.dispatch import REFERENCES_ONLY
 from stoker.ops.linear import Weight
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.formats import format_class
@@ -40,9 +41,10 @@ def load_model(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Loaded:
-    """The trunk and, where the checkpoint has one, its MTP head.
+    """The trunk and, where the checkpoint has one, its MTP head, ready to compute.
 
-    `dtype` is that of plain weights and of activations; it defaults to what config.json says.
+    `dtype` is that of plain weights and of activations; it defaults to what config.json says. `progress` is told of
+    reading and then, on the CPU, of packing.
     """
     config = ModelConfig.load(directory)
     checkpoint = Checkpoint.open(directory)
@@ -54,6 +56,7 @@ def load_model(
         model = Decoder(config, mtp=mtp)
     sources, unused = map_parameters(_shapes(model), checkpoint, config.tie_word_embeddings)
     _fill(model, sources, checkpoint, device, progress)
+    prepare(model, progress)
     return Loaded(model, config, notes + unused)
 
 
@@ -70,7 +73,20 @@ def load_drafter(
     with _skeleton(dtype):
         drafter = DFlash(config)
     _fill(drafter, map_drafter(_shapes(drafter), checkpoint), checkpoint, device, progress)
+    prepare(drafter, progress)
     return drafter
+
+
+def prepare(module: nn.Module, progress: Progress | None = None) -> None:
+    """Lays out the weights for the backend that will compute with them; again, after weights were replaced.
+
+    The CPU backend takes bf16 activations; fp32 networks are computed by the references.
+    """
+    norm = next(part.weight for part in module.modules() if isinstance(part, RMSNorm))
+    if norm.device.type == "cpu" and norm.dtype == torch.bfloat16 and not REFERENCES_ONLY:
+        from stoker.model.pack import pack_model
+
+        pack_model(module, progress)
 
 
 def config_dtype(config: ModelConfig) -> torch.dtype:

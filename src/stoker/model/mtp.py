@@ -11,7 +11,7 @@ from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
 from stoker.model.config import FULL, ModelConfig
 from stoker.model.layer import DecoderLayer
-from stoker.model.layers import Linear, RMSNorm
+from stoker.model.layers import Fused, Linear, RMSNorm
 from stoker.ops.rope import rope_table
 
 
@@ -23,6 +23,7 @@ class MtpHead(nn.Module):
         self.pre_fc_norm_embedding = RMSNorm(size, eps, config.norm_offset)
         self.pre_fc_norm_hidden = RMSNorm(size, eps, config.norm_offset)
         self.fc = Linear(2 * size, size)
+        self.inputs = Fused(self.fc)
         self.layers = nn.ModuleList([DecoderLayer(config, FULL, sparse=config.moe is not None)])
         self.norm = RMSNorm(size, eps, config.norm_offset)
 
@@ -34,4 +35,5 @@ class MtpHead(nn.Module):
         """
         joined = torch.cat([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], dim=-1)
         rope = rope_table(batch.positions, self.config.rope_theta, self.config.rotary_dim)
-        return self.norm(self.layers[0](self.fc(joined, batch.family), batch, pages, rope, None))
+        (x,) = self.inputs(joined, batch.family)
+        return self.norm(self.layers[0](x, batch, pages, rope, None))

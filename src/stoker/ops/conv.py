@@ -1,19 +1,16 @@
 """Depthwise causal convolution over a few tokens."""
 
-import torch
 from torch import Tensor
 
 from stoker.ops.elementwise import silu
 
 
-def causal_conv(x: Tensor, weight: Tensor, carried: Tensor, taps: Tensor) -> Tensor:
-    """silu(conv(x)) for x [T, C] and weight [C, W]; the last tap multiplies the current token.
+def causal_conv(inputs: Tensor, weight: Tensor, taps: Tensor) -> Tensor:
+    """silu(conv) for each row of `taps` [T, W], which names its inputs among the rows of inputs [N, C], oldest first.
 
-    `carried` [B, W - 1, C] are the inputs of each sequence before this batch. `taps` [T, W] names the inputs of each
-    token, as rows of cat(carried, x).
+    weight is [W, C] fp32; the last tap multiplies the current token.
     """
-    inputs = torch.cat([carried.to(x.dtype).flatten(0, 1), x])
-    out = inputs[taps[:, 0]].float() * weight[:, 0].float()
-    for tap in range(1, weight.shape[1]):
-        out = out + inputs[taps[:, tap]].float() * weight[:, tap].float()
-    return silu(out).to(x.dtype)
+    out = inputs[taps[:, 0]].float() * weight[0]
+    for tap in range(1, weight.shape[0]):
+        out = out + inputs[taps[:, tap]].float() * weight[tap]
+    return silu(out).to(inputs.dtype)

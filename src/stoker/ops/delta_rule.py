@@ -1,7 +1,14 @@
-"""The gated delta rule as pure functions: token by token (step family) and in chunks of 64 (prefill family), in fp32.
+"""The gated delta rule as pure functions over anchored chunks of tokens, in fp32: 64 in prefill, 16 in steps.
 
 Per token and value head, on a state S [K, V]:  S <- exp(g) S;  d = beta (v - S^T k);  S <- S + k d^T;  o = S^T q.
+Within a chunk the updates d solve a unit lower-triangular system (I + A) D = beta (V - decayed K S), where
+A[i, j] = beta_i exp(G_i - G_j) k_i.k_j for j < i and G is the running sum of g.
+
+A place of a chunk without a token has g = beta = 0: it leaves the state as it is and adds exact zeros to the others, so
+a token's bits depend on the tokens before it and on where the chunk begins, not on how much of it is filled.
 """
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,40 +17,54 @@ from stoker.ops.family import CHUNK
 from stoker.ops.norm import l2_norm
 
 
-def delta_rule_steps(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor]:
-    """q, k [T, HK, K], v [T, HV, V], g and beta [T, HV], state [B, HV, K, V] -> out [T, HV, V] and the next state.
+def delta_rule_chunk(
+    qk: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, advance: bool
+) -> tuple[Tensor, Tensor | None]:
+    """One chunk of L places for N sequences and heads: qk [N, 2 L, K] normalised queries, then keys, v [N, L, V], g and
+    beta [N, L], state [N, K, V] -> outputs [N, L, V] and, if asked to `advance`, the state after the chunk."""
+    places = v.shape[1]
+    running = g.cumsum(-1)  # G
+    lower, identity = _triangle(places, v.device)
+    decay = torch.exp(running.unsqueeze(2) - running.unsqueeze(1) + lower)
+    since_start = torch.exp(running).unsqueeze(2)
+    beta = beta.unsqueeze(2)
+    k = qk.narrow(1, places, places)
+    against = torch.bmm(qk, k.transpose(1, 2))
+    from_state = torch.bmm(qk, state)
+    system = against.narrow(1, places, places) * decay * beta
+    inverse = torch.linalg.solve_triangular(system, identity.expand_as(system), upper=False, unitriangular=True)
+    wanted = (v - since_start * from_state.narrow(1, places, places)) * beta
+    change = torch.bmm(inverse, wanted)  # d of every place
+    out = torch.bmm(against.narrow(1, 0, places) * decay, change)
+    out = out.addcmul_(since_start, from_state.narrow(1, 0, places))
+    if not advance:
+        return out, None
+    to_end = torch.exp(running[:, -1:] - running).unsqueeze(2)
+    return out, torch.bmm((k * to_end).transpose(1, 2), change).addcmul_(state, since_start[:, -1:])
 
-    `rows` [B, L] names the i-th token of each sequence, T where a sequence is shorter.
-    """
-    tokens = q.shape[0]
-    q, k, v, g, beta = (x[rows] for x in _padded(q, k, v, g, beta))  # [B, L, ...]
-    s = state
-    outputs = []
-    for i in range(rows.shape[1]):
-        s = s * torch.exp(g[:, i])[..., None, None]
-        read = torch.matmul(k[:, i, :, None], s)  # S^T k as [B, HV, 1, V]
-        change = beta[:, i, :, None, None] * (v[:, i, :, None] - read)
-        s = s + k[:, i, :, :, None] * change
-        outputs.append(torch.matmul(q[:, i, :, None], s)[:, :, 0])
-    return _scatter(torch.stack(outputs, dim=1), rows, tokens), s
+
+@lru_cache
+def _triangle(places: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """0 on and below the diagonal and -inf above it, and the identity."""
+    with torch.inference_mode(False):
+        above = torch.full((places, places), -torch.inf, device=device).triu(1)
+        return above, torch.eye(places, device=device)
 
 
 def delta_rule_chunks(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As delta_rule_steps, with `rows` [B, C, 64]: token p of a sequence lies in chunk p // 64 at place p % 64.
+    """Prefill: q, k [T, HK, K], v [T, HV, V], g and beta [T, HV], state [B, HV, K, V] -> out [T, HV, V], next state.
 
-    Within a chunk the updates d solve a unit lower-triangular system (I + A) D = beta (V - decayed K S), where
-    A[i, j] = beta_i exp(G_i - G_j) k_i.k_j for j < i and G is the running sum of g.
+    `rows` [B, C, 64] names the token at each place: token p of a sequence lies in chunk p // 64 at place p % 64, T
+    stands for none. What does not depend on the state is computed for all chunks at once.
     """
     tokens = q.shape[0]
     q, k, v, g, beta = (x[rows] for x in _padded(q, k, v, g, beta))  # [B, C, 64, ...]
     q, k, v, g, beta = (x.transpose(2, 3).contiguous() for x in (q, k, v, g, beta))  # [B, C, HV, 64, ...]
     running = g.cumsum(-1)  # G [B, C, HV, 64]
-    upper = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
-    decay = torch.exp((running[..., :, None] - running[..., None, :]).masked_fill(upper, -torch.inf))
+    lower, _ = _triangle(CHUNK, q.device)
+    decay = torch.exp(running[..., :, None] - running[..., None, :] + lower)
     k_beta, since_start = k * beta[..., None], torch.exp(running)[..., None]
     system = torch.matmul(k_beta, k.transpose(-1, -2)) * decay
     solved = torch.linalg.solve_triangular(

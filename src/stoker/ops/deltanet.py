@@ -1,109 +1,162 @@
 """GatedDeltaNet between its projections: convolution, delta rule and state, with rollback that copies no state.
 
-A step does not touch the committed state. It reads it, runs its tokens, and keeps what each token would have fed in
-(`pending`). The next call first commits the tokens that were accepted since, by the same arithmetic, and writes the
-state once. Prefill commits at once: prompt tokens are never taken back.
+A step does not touch the committed state. It keeps what each token feeds in (`pending`, a ring by position) and
+computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state before that chunk. Once
+all tokens of a chunk are accepted, the next call commits it by the same arithmetic and writes the state once. So a
+token has the same bits alone and in a block, a block costs little more than a token, and a rejected draft leaves no
+trace.
+Prefill commits at once: prompt tokens are never taken back.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from stoker.ops.conv import causal_conv
-from stoker.ops.delta_rule import delta_rule_chunks, delta_rule_steps
+from stoker.ops.delta_rule import delta_rule_chunk, delta_rule_chunks
 from stoker.ops.dispatch import operation
+from stoker.ops.elementwise import silu
+from stoker.ops.family import STEP_CHUNK
+from stoker.ops.norm import l2_norm
 
 
 @dataclass(frozen=True)
 class DeltaState:
-    """State of one layer for every slot, and what up to R tokens of the last step fed in."""
+    """State of one layer for every slot, and what tokens since then fed in: position p lies at place p % R."""
 
-    conv: Tensor  # [slots, W - 1, C] last committed conv inputs
     recurrent: Tensor  # [slots, HV, K, V] fp32
-    pending_inputs: Tensor  # [slots, R, C] conv inputs
-    pending_k: Tensor  # [slots, R, HK, K] after conv, before normalisation
-    pending_v: Tensor  # [slots, R, HV, V] after conv
-    pending_g: Tensor  # [slots, R, HV] fp32
-    pending_beta: Tensor  # [slots, R, HV] fp32
+    inputs: Tensor  # [slots, R, C] conv inputs; a prefill leaves its last W - 1 here
+    pending: Tensor  # [slots, R, 2 HK * K + HV * V + 2 HV] fp32: q and k after conv and norm, v after conv, g, beta
 
     @property
-    def window(self) -> int:
-        """Tokens of one sequence that a step may hold."""
-        return self.pending_inputs.shape[1]
+    def key_heads(self) -> int:
+        heads, key_dim, value_dim = self.recurrent.shape[1:]
+        return (self.pending.shape[2] - heads * value_dim - 2 * heads) // (2 * key_dim)
+
+
+@dataclass(frozen=True)
+class ChunkPass:
+    """One 16-place chunk of n sequences."""
+
+    slots: Tensor  # [n]
+    ring: Tensor  # [n * 16] where the places lie among all slots' pending tokens
+    live: Tensor  # [n, 1, 16] 1.0 where a place holds a token that counts, 0.0 elsewhere
+    picked: Tensor | None = None  # [n] which sequences of the pass before these are; None: all of them
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Where the tokens of a step lie; made once and shared by all layers."""
+
+    commits: Sequence[ChunkPass]  # chunks whose tokens are all accepted, oldest first; each writes the state
+    passes: Sequence[ChunkPass]  # chunks that hold the step's own tokens, oldest first
+    places: Tensor  # [T] where the step's tokens go in the rings
+    taps: Tensor  # [T * W] where the conv inputs of each token lie, oldest first
+    outputs: Tensor  # [T] which of the passes' places, one pass after the other, are these tokens
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    commits: Sequence[ChunkPass]  # pending tokens of earlier steps, part of a chunk included
+    slots: Tensor  # [B]
+    carried: Tensor  # [B * (W - 1)] where the conv inputs before this batch lie
+    taps: Tensor  # [T, W] inputs of each token, as rows of cat(carried, batch)
+    tail: Tensor  # [B * (W - 1)] inputs to carry on, as rows of cat(carried, batch)
+    tail_places: Tensor  # [B * (W - 1)] and where they go
+    rows: Tensor  # [B, C, 64] as in delta_rule_chunks
 
 
 @operation
-def commit(state: DeltaState, slots: Tensor, counts: Tensor) -> None:
-    """Moves the first counts [B] pending tokens of each slot [B] into its state."""
-    longest = int(counts.max())
-    if longest == 0:
-        return
-    width = state.conv.shape[1]
-    inputs = torch.cat([state.conv[slots], state.pending_inputs[slots]], dim=1)  # [B, W - 1 + R, C]
-    kept = counts[:, None] + torch.arange(width, device=slots.device)
-    state.conv[slots] = inputs.gather(1, kept[:, :, None].expand(-1, -1, inputs.shape[2]))
-    place = torch.arange(longest, device=slots.device)
-    tokens = len(slots) * longest
-    rows = torch.where(place < counts[:, None], torch.arange(tokens, device=slots.device).view(-1, longest), tokens)
-    k, v, g, beta = (
-        pending[slots, :longest].flatten(0, 1)
-        for pending in (state.pending_k, state.pending_v, state.pending_g, state.pending_beta)
-    )
-    _, state.recurrent[slots] = delta_rule_steps(k, k, v, g, beta, state.recurrent[slots], rows)
+def commit(state: DeltaState, chunks: Sequence[ChunkPass]) -> None:
+    """Moves pending tokens into the state, chunk by chunk."""
+    for chunk in chunks:
+        states = _states(state, chunk.slots)
+        _, after = delta_rule_chunk(*_gather(state, chunk), states.flatten(0, 1), advance=True)
+        assert after is not None
+        state.recurrent.index_copy_(0, chunk.slots, after.view_as(states))
 
 
 @operation
-def deltanet_steps(
-    qkv: Tensor, g: Tensor, beta: Tensor, weight: Tensor, state: DeltaState, slots: Tensor, taps: Tensor, rows: Tensor
-) -> Tensor:
-    """qkv [T, C] before the conv, g and beta [T, HV] -> [T, HV, V] fp32; the tokens stay pending.
+def deltanet_steps(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState, plan: StepPlan) -> Tensor:
+    """qkv [T, C] before the conv, gates [T, 2, HV] (g, beta), weight [W, C] -> [T, HV, V] fp32; tokens stay pending."""
+    value_heads, key_dim, value_dim = state.recurrent.shape[1:]
+    key_heads, tokens = state.key_heads, qkv.shape[0]
+    inputs = state.inputs.flatten(0, 1)
+    inputs.index_copy_(0, plan.places, qkv.to(inputs.dtype))
+    window = inputs.index_select(0, plan.taps).view(tokens, *weight.shape)
+    mixed = silu((window * weight).sum(1))  # weight is fp32, and so is the product
+    qk, v = mixed.split_with_sizes((2 * key_heads * key_dim, value_heads * value_dim), dim=1)
+    qk = l2_norm(qk.view(tokens, 2, key_heads, key_dim)) * _query_scale(key_dim, qk.device)
+    fed = torch.cat([qk.flatten(1), v, gates.flatten(1)], dim=1)
+    state.pending.flatten(0, 1).index_copy_(0, plan.places, fed)
 
-    `taps` as in causal_conv, `rows` [B, L] as in delta_rule_steps.
-    """
-    q, k, v = _split(causal_conv(qkv, weight, state.conv[slots], taps), state)
-    out, _ = delta_rule_steps(q, k, v, g, beta, state.recurrent[slots], rows)
-    sequence, place = (rows < len(qkv)).nonzero(as_tuple=True)
-    token = rows[sequence, place]
-    for pending, values in (
-        (state.pending_inputs, qkv),
-        (state.pending_k, k),
-        (state.pending_v, v),
-        (state.pending_g, g),
-        (state.pending_beta, beta),
-    ):
-        pending[slots[sequence], place] = values[token].to(pending.dtype)
-    return out
+    found = []
+    states: Tensor | None = None
+    for index, chunk in enumerate(plan.passes):
+        if states is None:
+            states = _states(state, chunk.slots)
+        elif chunk.picked is not None:
+            states = states.index_select(0, chunk.picked)
+        last = index + 1 == len(plan.passes)
+        out, after = delta_rule_chunk(*_gather(state, chunk), states.flatten(0, 1), advance=not last)
+        found.append(out.view(-1, value_heads, STEP_CHUNK, value_dim).transpose(1, 2).flatten(0, 1))
+        states = None if after is None else after.view_as(states)
+    return (found[0] if len(found) == 1 else torch.cat(found)).index_select(0, plan.outputs)
 
 
 @operation
-def deltanet_chunks(
-    qkv: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    weight: Tensor,
-    state: DeltaState,
-    slots: Tensor,
-    taps: Tensor,
-    tail: Tensor,
-    rows: Tensor,
-) -> Tensor:
-    """As deltanet_steps, in chunks (`rows` [B, C, 64]) and committed at once; `tail` [B, W - 1] are the conv inputs
-    to carry on, as rows of cat(carried, qkv)."""
-    carried = state.conv[slots]
-    q, k, v = _split(causal_conv(qkv, weight, carried, taps), state)
-    out, state.recurrent[slots] = delta_rule_chunks(q, k, v, g, beta, state.recurrent[slots], rows)
-    state.conv[slots] = torch.cat([carried.to(qkv.dtype).flatten(0, 1), qkv])[tail].to(state.conv.dtype)
-    return out
-
-
-def _split(qkv: Tensor, state: DeltaState) -> tuple[Tensor, Tensor, Tensor]:
-    """[T, C] -> q and k [T, HK, K], v [T, HV, V]."""
-    key_heads, key_dim = state.pending_k.shape[2:]
-    value_heads, value_dim = state.pending_v.shape[2:]
-    q, k, v = qkv.split([key_heads * key_dim, key_heads * key_dim, value_heads * value_dim], dim=-1)
-    return (
+def deltanet_chunks(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState, plan: PrefillPlan) -> Tensor:
+    """As deltanet_steps, in chunks of 64 and committed at once."""
+    key_heads, (value_heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]
+    inputs = state.inputs.flatten(0, 1)
+    joined = torch.cat([inputs.index_select(0, plan.carried).to(qkv.dtype), qkv])
+    mixed = causal_conv(joined, weight, plan.taps)
+    keys = key_heads * key_dim
+    q, k, v = mixed.split([keys, keys, value_heads * value_dim], dim=-1)
+    out, after = delta_rule_chunks(
         q.unflatten(1, (key_heads, key_dim)),
         k.unflatten(1, (key_heads, key_dim)),
         v.unflatten(1, (value_heads, value_dim)),
+        gates[:, 0],
+        gates[:, 1],
+        state.recurrent[plan.slots],
+        plan.rows,
     )
+    state.recurrent.index_copy_(0, plan.slots, after)
+    inputs.index_copy_(0, plan.tail_places, joined.index_select(0, plan.tail).to(inputs.dtype))
+    return out
+
+
+def _states(state: DeltaState, slots: Tensor) -> Tensor:
+    """[n, HV, K, V]; a single slot is read where it lies."""
+    if slots.shape[0] == 1:
+        return state.recurrent.narrow(0, int(slots), 1)
+    return state.recurrent.index_select(0, slots)
+
+
+def _gather(state: DeltaState, chunk: ChunkPass) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The pending tokens of a chunk as delta_rule_chunk takes them, N = n * HV.
+
+    Places that do not count may hold tokens long gone; with g = beta = 0 they change nothing.
+    """
+    key_heads, (value_heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]
+    count, spread = chunk.slots.shape[0], value_heads // key_heads
+    sizes = (2 * key_heads * key_dim, value_heads * value_dim, 2 * value_heads)
+    fed = state.pending.flatten(0, 1).index_select(0, chunk.ring).view(count, STEP_CHUNK, sum(sizes))
+    qk, v, gates = fed.split_with_sizes(sizes, dim=2)
+    qk = qk.unflatten(2, (2, key_heads, 1, key_dim)).permute(0, 3, 4, 2, 1, 5)  # [n, HK, 1, 2, 16, K]
+    qk = qk.expand(-1, -1, spread, -1, -1, -1).reshape(count * value_heads, 2 * STEP_CHUNK, key_dim)
+    v = v.unflatten(2, (value_heads, value_dim)).transpose(1, 2).flatten(0, 1)
+    gates = gates.transpose(1, 2) * chunk.live  # [n, 2 HV, 16]
+    g, beta = gates.unflatten(1, (2, value_heads)).transpose(0, 1).flatten(1, 2)
+    return qk, v, g, beta
+
+
+@lru_cache
+def _query_scale(key_dim: int, device: torch.device) -> Tensor:
+    """[2, 1, 1]: 1 / sqrt(K) for queries, 1 for keys."""
+    with torch.inference_mode(False):
+        return torch.tensor([key_dim**-0.5, 1.0], device=device).view(2, 1, 1)

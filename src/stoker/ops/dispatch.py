@@ -1,19 +1,25 @@
-"""The one dispatch rule: a registered kernel runs when the tensors lie on an accelerator, else the reference.
+"""The one dispatch rule. An operation is computed by the kernel registered for the kind of device its first argument
+lies on ("cpu" or "accelerator"); without one, or where the kernel answers NotImplemented, by the reference.
 
-`STOKER_OPS=reference` forces the references everywhere, for debugging a kernel against them.
+A kernel answers NotImplemented to what it was not made for, such as weights that were not packed for it. Started with
+`STOKER_OPS=reference` in the environment, the references compute everything, for debugging a kernel against them.
 """
 
 import os
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KERNELS: dict[str, Callable[..., Any]] = {}
+Kind = Literal["cpu", "accelerator"]
+KERNELS: dict[Kind, dict[str, Callable[..., Any]]] = {"cpu": {}, "accelerator": {}}
+
+
+REFERENCES_ONLY = os.environ.get("STOKER_OPS") == "reference"
 
 
 class Operation(Generic[P, R]):
@@ -25,9 +31,11 @@ class Operation(Generic[P, R]):
         wraps(reference)(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        kernel = KERNELS.get(self.name)
-        if kernel is not None and _on_accelerator(args) and os.environ.get("STOKER_OPS") != "reference":
-            return kernel(*args, **kwargs)
+        kernel = KERNELS[_kind(args)].get(self.name)
+        if kernel is not None:
+            result = kernel(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return self.reference(*args, **kwargs)
 
 
@@ -36,10 +44,12 @@ def operation(reference: Callable[P, R]) -> Operation[P, R]:
     return Operation(reference)
 
 
-def register(name: str, kernel: Callable[..., Any]) -> None:
-    """Lets `kernel` stand in for the operation `name` on accelerators."""
-    KERNELS[name] = kernel
+def register(name: str, kernel: Callable[..., Any], kind: Kind = "accelerator") -> None:
+    """Lets `kernel` stand in for the operation `name` on devices of that kind."""
+    if not REFERENCES_ONLY:
+        KERNELS[kind][name] = kernel
 
 
-def _on_accelerator(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, torch.Tensor) and a.device.type not in ("cpu", "meta") for a in args[:1])
+def _kind(args: tuple[Any, ...]) -> Kind:
+    first = args[0]
+    return "cpu" if not isinstance(first, torch.Tensor) or first.is_cpu or first.is_meta else "accelerator"

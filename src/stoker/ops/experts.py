@@ -10,10 +10,10 @@ from stoker.ops.linear import Weight, as_tensor, linear
 
 
 @operation
-def route(x: Tensor, gate: Weight, top_k: int, renormalize: bool, family: Family) -> tuple[Tensor, Tensor]:
-    """Experts [T, top_k] by falling probability, and their fp32 weights. Softmax over all experts comes first."""
-    probabilities = torch.softmax(linear(x.float(), as_tensor(gate).float(), family), dim=-1)
-    weights, experts = torch.topk(probabilities, top_k, dim=-1)
+def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """From fp32 router logits [T, E]: experts [T, top_k] by falling probability, and their weights. Softmax over all
+    experts comes first."""
+    weights, experts = torch.topk(torch.softmax(logits, dim=-1), top_k, dim=-1)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return experts, weights
@@ -28,9 +28,13 @@ def routed_experts(
     gate_up [E, 2I, H] holds the gate rows first, down is [E, H, I].
     """
     pairs = _one_by_one if family is Family.STEP else _grouped
-    outputs = pairs(x, experts, gate_up, down).float()  # [T, top_k, H]
+    return add_by_rank(pairs(x, experts, gate_up, down).float(), weights)
+
+
+def add_by_rank(outputs: Tensor, weights: Tensor) -> Tensor:
+    """fp32 outputs [T, top_k, H] weighted and added in order of rank."""
     total = outputs[:, 0] * weights[:, 0, None]
-    for rank in range(1, experts.shape[1]):
+    for rank in range(1, weights.shape[1]):
         total = total + outputs[:, rank] * weights[:, rank, None]
     return total
 

@@ -1,13 +1,15 @@
 """The two numeric families. A token belongs to one of them for good, whatever the load.
 
-PREFILL computes prompt tokens in 64-token chunks anchored at absolute multiples of 64; STEP computes decoded,
-verified and replayed tokens one after another. Library GEMMs give a row other bits for other row counts, so both
-multiply in tiles of a fixed number of rows.
+PREFILL computes prompt tokens in chunks anchored at absolute multiples of 64; STEP computes decoded, verified and
+replayed tokens in chunks anchored at absolute multiples of 16. Library GEMMs give a row other bits for other row
+counts, so both multiply in tiles of a fixed number of rows, or by a product that was found not to depend on it.
 """
 
 from enum import Enum
 
 CHUNK = 64  # DeltaNet chunk and prefill attention tile, anchored at absolute multiples
+STEP_CHUNK = 16  # DeltaNet chunk of steps, likewise
+STEP_TILE = 8  # attention tile of steps, likewise
 
 
 class Family(Enum):

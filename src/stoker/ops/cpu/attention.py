@@ -1,0 +1,65 @@
+"""Attention in bf16 by torch's fused CPU kernel, one split of 256 keys at a time.
+
+Each split is a call of one shape per tile, so a row's bits do not depend on its neighbours or on what is cached behind
+its own keys; splits are joined in order by their log-sums, as in the reference.
+"""
+
+from types import NotImplementedType
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stoker.ops.attention import LOWEST, QueryTiles, read_split
+from stoker.ops.dispatch import register
+
+
+def attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    tiles: QueryTiles,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Tensor | NotImplementedType:
+    if q.dtype != torch.bfloat16:
+        return NotImplemented
+    tokens, heads, dim = q.shape
+    kv_heads = k_pages.shape[2]
+    group = heads // kv_heads
+    count, width = tiles.rows.shape
+    rows = tiles.rows.flatten()
+    queries = functional.pad(q, (0, 0, 0, 0, 0, 1)).index_select(0, rows).view(count, width, kv_heads, group, dim)
+    queries = queries.transpose(1, 2).reshape(count, kv_heads, width * group, dim)
+
+    top: Tensor | None = None
+    for split in tiles.splits:
+        live = split.tiles
+        mask = split.hidden.expand(-1, -1, -1, group, -1).flatten(2, 3)
+        part, logs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries if live is None else queries[live],
+            read_split(k_pages, split.pages, k_scales).to(q.dtype),
+            read_split(v_pages, split.pages, v_scales).to(q.dtype),
+            attn_mask=mask,
+        )
+        if len(tiles.splits) == 1 and live is None:
+            out = part
+            break
+        if top is None:
+            top = queries.new_full((count, kv_heads, width * group, 1), LOWEST, dtype=torch.float32)
+            total, out = torch.zeros_like(top), torch.zeros_like(queries, dtype=torch.float32)
+        chosen = slice(None) if live is None else live
+        # the kernel gives a row without visible keys the log-sum 0
+        logs = (logs.unflatten(2, (width, group)) + split.unseen).flatten(2, 3)[..., None]
+        after = torch.maximum(top[chosen], logs)
+        weight, decay = torch.exp(logs - after), torch.exp(top[chosen] - after)
+        total[chosen] = total[chosen] * decay + weight
+        out[chosen] = out[chosen] * decay + part.float() * weight
+        top[chosen] = after
+    if top is not None:
+        out = (out / total.clamp(min=torch.finfo(torch.float32).tiny)).to(q.dtype)
+    out = out.view(count, kv_heads, width, group, dim).transpose(1, 2).reshape(count * width, heads, dim)
+    return q.new_empty(tokens + 1, heads, dim).index_copy_(0, rows, out)[:tokens]
+
+
+register("attention", attention, "cpu")
