@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from stoker.errors import RequestError
-from stoker.speculate.sampler import Row, choose, gumbel
+from stoker.speculate.sampler import Past, Row, choose, gumbel, logprobs
 from stoker.speculate.sampling import Sampling
+from stoker.speculate.tokens import Extended
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.7])
 DRAWS = 20_000
@@ -60,6 +61,37 @@ def test_filters_keep_the_right_tokens_in_the_right_proportion(options: dict[str
         assert p_value(counts, probabilities) > 1e-3
 
 
+def by_full_sort(logits: Tensor, row: Row) -> int:
+    """The rule in its plainest form: sort everything, cut, add noise, take the largest."""
+    how = row.sampling
+    scores = logits / torch.tensor(how.temperature)
+    order = sorted(range(len(scores)), key=lambda token: (-float(scores[token]), token))
+    if how.top_k:
+        order = order[: how.top_k]
+    probabilities = torch.softmax(scores[order] if how.top_k else scores, -1)
+    kept, mass = [], 0.0
+    for place, token in enumerate(order):
+        if place and mass >= how.top_p:
+            break
+        kept.append(token)
+        mass += float(probabilities[place if how.top_k else token])
+    noise = gumbel(torch.tensor(how.seed), torch.tensor(row.position), torch.tensor(kept))
+    return kept[int((scores[kept].double() + noise).argmax())]
+
+
+@pytest.mark.parametrize("spread", [0.05, 1.0, 8.0])
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_p": 0.5, "top_k": 300}, {"top_k": 64}, {"top_k": 3}])
+def test_only_as_much_is_sorted_as_is_needed_and_the_choice_is_that_of_sorting_everything(
+    spread: float, options: dict[str, Any]
+) -> None:
+    """Rounded to bf16, so that many tokens tie; nearly flat ones need far more than the first 64."""
+    logits = (torch.randn(12, 3000) * spread).bfloat16().float()
+    rows = [Row(Sampling(temperature=0.8, seed=seed, **options), 40 + seed) for seed in range(12)]
+    chosen = choose(logits, rows).tolist()
+    assert chosen == [by_full_sort(logits[i], row) for i, row in enumerate(rows)]
+    assert chosen == [int(choose(logits[i : i + 1], [row])) for i, row in enumerate(rows)]
+
+
 def test_rows_with_different_settings_do_not_touch_each_other() -> None:
     settings = [
         Sampling(),
@@ -87,6 +119,32 @@ def test_penalties_follow_prompt_and_output() -> None:
     assert greedy([], [0], presence_penalty=1.5) == 1
 
     assert greedy([], [0, 0, 0, 1], frequency_penalty=0.8) == 1  # 4 - 2.4 = 1.6, 3 - 0.8 = 2.2, 2
+
+
+def test_what_is_known_of_the_text_counts_like_the_text_itself() -> None:
+    """Kept token by token, with drafts behind it that are not counted yet."""
+    how = Sampling(temperature=0.9, seed=2, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
+    prompt, output, drafts = [1, 2, 2, 9], [3, 3, 1, 7, 3], [7, 5, 9]
+    past = Past(30, prompt)
+    for token in output:
+        past.push(token)
+    for place in range(4):
+        logits = torch.randn(1, 30)
+        text = [*output, *drafts[:place]]
+        known = Row(how, 9 + place, prompt, Extended(output, drafts[:place]), past=past)
+        assert int(choose(logits, [known])) == int(choose(logits, [Row(how, 9 + place, prompt, text)]))
+    assert past.tokens == 5  # drafts left no trace
+    assert past.times.sum() == 5
+
+
+def test_logprobs_of_ties_name_the_lowest_ids() -> None:
+    logits = torch.tensor([1.0, 3.0, 3.0, 0.0, 3.0, 2.0])
+    chosen, top = logprobs(logits, 5, 2)
+    table = torch.log_softmax(logits.double(), -1)
+    assert chosen == pytest.approx(float(table[5]))
+    assert [token for token, _ in top] == [1, 2]
+    assert [token for token, _ in logprobs(logits, 5, 20)[1]] == [1, 2, 4, 5, 0, 3]
+    assert logprobs(logits, 0, 0)[1] == ()
 
 
 def test_stop_ids_are_barred_until_min_tokens() -> None:
@@ -134,6 +192,9 @@ def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id() -> None:
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"presence_penalty": math.inf}, "presence_penalty is inf"),
         ({"seed": 1 << 70}, "64 bits"),
+        ({"stop": ("a", "")}, "expected strings that are not empty"),
+        ({"logprobs": 21}, "logprobs is 21, expected 0 to 20"),
+        ({"logprobs": -1}, "logprobs is -1, expected 0 to 20"),
     ],
 )
 def test_impossible_settings_are_refused_with_their_value(options: dict[str, Any], words: str) -> None:

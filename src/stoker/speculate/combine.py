@@ -1,16 +1,20 @@
-"""Two drafters in one: the first that has a guess is followed. Both see every committed token."""
+"""Two drafters in one: the first that has a guess worth following is followed. Both see every committed token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from stoker.model.batch import Batch
+from stoker.speculate.cost import DraftCost
+from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
+
+TRUST = 0.8  # confidence in its first token from which the first drafter's guess is taken unseen
 
 
 class FirstOf:
-    """`first` is asked for all requests; `second` for those it had nothing for. Only one of them may need taps."""
+    """`first` is asked for all requests; `second` for those it had nothing good for. Only one of them may need taps."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         if first.taps:
@@ -18,16 +22,23 @@ class FirstOf:
         self._first, self._second = first, second
         self.taps = second.taps
         self.max_depth = max(first.max_depth, second.max_depth)
+        self.costs: Mapping[str, DraftCost] = {**first.costs, **second.costs}
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
         self._first.observe(batch, hidden, taps, following)
         self._second.observe(batch, hidden, taps, following)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        drafts = self._first.propose(requests)
-        left = [replace(r, depth=0) if guess else r for r, guess in zip(requests, drafts, strict=True)]
-        return [guess or other for guess, other in zip(drafts, self._second.propose(left), strict=True)]
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        drafts = self._first.propose(requests, go_on)
+        good = [bool(len(draft)) and draft.confidence[0] >= TRUST for draft in drafts]
+        left = [replace(r, depth=0) if taken else r for r, taken in zip(requests, good, strict=True)]
+        others = self._second.propose(left, go_on)
+        return [other if len(other) else draft for draft, other in zip(drafts, others, strict=True)]
 
     def reset(self, slot: int) -> None:
         self._first.reset(slot)
         self._second.reset(slot)
+
+    def flush(self, slot: int) -> None:
+        self._first.flush(slot)
+        self._second.flush(slot)

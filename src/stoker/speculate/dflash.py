@@ -1,6 +1,6 @@
 """Drafting a whole block in one pass of a DFlash network, which reads the trunk's taps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -9,31 +9,56 @@ from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.decoder import Decoder
 from stoker.model.dflash import DFlash
 from stoker.ops.family import Family
+from stoker.speculate.cost import DraftCost
+from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.sampler import Row, choose
+from stoker.speculate.head import DraftHead, HeadChoice, draft_row
+from stoker.speculate.postpone import Waiting
+from stoker.speculate.reads import read_bytes
+
+SOURCE = "dflash"
 
 
 class DFlashDrafter:
-    def __init__(self, model: Decoder, network: DFlash, pages: int, max_depth: int) -> None:
+    """`postpone` committed tokens of a request may wait until the next draft for it, or until they are as many."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        network: DFlash,
+        pages: int,
+        max_depth: int,
+        head: HeadChoice | None = None,
+        postpone: int = 0,
+    ) -> None:
         network.config.check_fits(model.config)
         config, weight = network.config, model.embed_tokens.weight
         self.taps = config.taps
         self.max_depth = min(max_depth, config.block_size - 1)
-        self._model, self._network = model, network
+        self._model, self._network, self._head = model, network, DraftHead(model, head)
         self._pages = [
             KVPages.allocate(pages, config.num_kv_heads, config.head_dim, weight.dtype, weight.device)
             for _ in config.layer_types
         ]
+        self._postpone, self._waiting = postpone, Waiting()
+        read, _ = read_bytes(network, None)
+        self.costs: Mapping[str, DraftCost] = {SOURCE: DraftCost(block=read + self._head.nbytes)}
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        self._network.observe(batch, taps, self._pages)
+        if not self._postpone or batch.family is Family.PREFILL:
+            self._network.observe(batch, taps, self._pages)
+            return
+        self._waiting.add(batch, taps, following)
+        self._catch_up([slot for slot in batch.slots.tolist() if self._waiting.count(slot) >= self._postpone])
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         """The block is [last token, mask, ...]; the row of each mask guesses the token at its own position."""
-        drafts: list[list[int]] = [[] for _ in requests]
-        live = [i for i, request in enumerate(requests) if request.depth > 0]
+        live = [i for i, request in enumerate(requests) if request.depth > 0 and not request.free_only]
+        found = [Draft() for _ in requests]
         if not live:
-            return drafts
+            return found
+        self._catch_up([requests[i].slot for i in live])
+        self._head.read([requests[i] for i in live])
         mask = self._network.config.mask_token_id
         depths = [min(requests[i].depth, self.max_depth) for i in live]
         runs = [
@@ -42,13 +67,35 @@ class DFlashDrafter:
         ]
         batch = Batch.of(Family.STEP, runs, PAGE_SIZE, self._model.embed_tokens.weight.device)
         hidden = self._network(batch, self._model.embed_tokens(batch.token_ids), self._pages)
-        logits = self._model.logits(hidden)
-        for i, depth, start in zip(live, depths, batch.starts.tolist(), strict=False):
-            request = requests[i]
-            for place in range(depth):
-                row = Row(request.sampling, request.length + place, request.prompt, [*request.output, *drafts[i]])
-                drafts[i] += choose(logits[start + 1 + place : start + 2 + place], [row]).tolist()
-        return drafts
+        starts = batch.starts.tolist()
+        masks = [start + 1 + place for depth, start in zip(depths, starts, strict=False) for place in range(depth)]
+        logits = self._head.logits(hidden[masks])
+        first = 0
+        for i, depth in zip(live, depths, strict=True):
+            found[i] = self._block(requests[i], logits[first : first + depth])
+            first += depth
+        return found
 
     def reset(self, slot: int) -> None:
         """Pages are overwritten before they are read."""
+        self._waiting.drop(slot)
+        self._head.reset(slot)
+
+    def flush(self, slot: int) -> None:
+        self._catch_up([slot])
+
+    def _catch_up(self, slots: Sequence[int]) -> None:
+        for batch, taps, _ in self._waiting.take(slots):
+            self._network.observe(batch, taps, self._pages)
+
+    def _block(self, request: DraftRequest, logits: Tensor) -> Draft:
+        """Tokens for the rows of one block; where penalties count earlier drafts, one after the other."""
+        guesses: list[tuple[int, float]] = []
+        if request.sampling.penalizes:
+            for place in range(len(logits)):
+                row = draft_row(request, [token for token, _ in guesses])
+                guesses += self._head.guess(logits[place : place + 1], [row])
+        else:
+            rows = [draft_row(request, [0] * place) for place in range(len(logits))]
+            guesses = self._head.guess(logits, rows)
+        return Draft([token for token, _ in guesses], [sure for _, sure in guesses], SOURCE)

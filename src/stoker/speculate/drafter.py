@@ -4,19 +4,22 @@ A drafter sees every committed token exactly once (`observe`), whether or not it
 always that of the text so far. What it guesses never changes the output, only how fast it comes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from stoker.model.batch import Batch
+from stoker.speculate.cost import DraftCost
+from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.sampler import Past
 from stoker.speculate.sampling import Sampling
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """One sequence that wants up to `depth` tokens after `tokens`."""
+    """One sequence that wants up to `depth` tokens after `output`."""
 
     slot: int
     pages: Sequence[int]
@@ -24,6 +27,8 @@ class DraftRequest:
     output: Sequence[int]  # the last one is not in the cache yet
     sampling: Sampling
     depth: int
+    free_only: bool = False  # not worth a pass of a drafting network this step; what costs nothing is welcome
+    past: Past | None = None  # what penalties ask about prompt and output, where they do
 
     @property
     def length(self) -> int:
@@ -33,15 +38,19 @@ class DraftRequest:
 class Drafter(Protocol):
     taps: tuple[int, ...]  # trunk layers whose output `observe` needs
     max_depth: int
+    costs: Mapping[str, DraftCost]  # by the source its drafts name; a source that is not there is free
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
         """Committed tokens: their post-norm hidden [T, H], taps [T, n * H] and the token that follows each [T]."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Up to `depth` guesses for each request."""
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        """Up to `depth` guesses for each request; a drafter that works in passes asks `go_on` after each."""
 
     def reset(self, slot: int) -> None:
         """The slot belongs to a new sequence."""
+
+    def flush(self, slot: int) -> None:
+        """Everything observed of this slot is now in the drafter's KV. Needed before its pages are shared."""
 
 
 def accept(drafts: Sequence[int], targets: Sequence[int]) -> list[int]:

@@ -1,45 +1,107 @@
 """Drafting by looking back: what followed the last few tokens when they last occurred in prompt or output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from stoker.model.batch import Batch
+from stoker.speculate.cost import DraftCost
+from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
 
+SOURCE = "lookup"
 LONGEST, SHORTEST = 4, 2  # tokens of a match; a single token recurs too often to mean anything
+HABIT = 0.98  # per observation: how often a match of a length went on, over about the last fifty
+STRENGTH = 6.0  # observations the first guess is worth
+
+
+@dataclass
+class _Text:
+    """What is known of one slot's sequence."""
+
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> position after it, the last one
+    entered: int = 0  # tokens of the text that are in `places`
+    guessed: int = -1  # position of the first token of the last guess
+    guess: Sequence[int] = ()
+    length: int = 0  # of the match it came from, counting what came true since it was found
 
 
 class LookupDrafter:
-    """Keeps, per slot, the last place of every n-gram; each token is entered once, however long the text."""
+    """Each token is entered once, and no step copies the text, however long it is.
+
+    Confidence is how often matches of that length went on lately, in any request; a guess is checked against the text
+    that came whether or not it was verified, so that costs nothing either.
+    """
 
     taps: tuple[int, ...] = ()
+    costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
-        self._places: dict[int, dict[tuple[int, ...], int]] = {}  # slot -> n-gram -> position after it
-        self._entered: dict[int, int] = {}
+        self._texts: dict[int, _Text] = {}
+        lengths = LONGEST + max_depth + 1
+        self._went_on = [STRENGTH * (1.0 - 0.9 / max(2, n)) for n in range(lengths)]  # longer matches go on more often
+        self._seen = [STRENGTH] * lengths
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
         """Everything it needs is in the text."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         return [self._guess(request) for request in requests]
 
     def reset(self, slot: int) -> None:
-        self._places[slot] = {}
-        self._entered[slot] = 0
+        self._texts[slot] = _Text()
 
-    def _guess(self, request: DraftRequest) -> list[int]:
-        text = [*request.prompt, *request.output]
-        places = self._places.setdefault(request.slot, {})
+    def flush(self, slot: int) -> None:
+        """Nothing is put off."""
+
+    def _guess(self, request: DraftRequest) -> Draft:
+        text = self._texts.setdefault(request.slot, _Text())
+        run = self._learn(text, request)
+        length = request.length
         # the n-grams that end at the text's end are left out: they would find themselves
-        for end in range(max(self._entered.get(request.slot, 0), SHORTEST), len(text)):
-            for size in range(SHORTEST, min(LONGEST, end) + 1):
-                places[tuple(text[end - size : end])] = end
-        self._entered[request.slot] = len(text)
-        for size in range(min(LONGEST, len(text)), SHORTEST - 1, -1):
-            place = places.get(tuple(text[-size:]))
+        for end in range(max(text.entered, SHORTEST), length):
+            recent = _slice(request, max(0, end - LONGEST), end)
+            for size in range(SHORTEST, len(recent) + 1):
+                text.places[recent[-size:]] = end
+        text.entered = length
+        recent = _slice(request, max(0, length - LONGEST), length)
+        for size in range(len(recent), SHORTEST - 1, -1):
+            place = text.places.get(recent[-size:])
             if place is not None:
-                return text[place : place + min(request.depth, self.max_depth)]
-        return []
+                guess = _slice(request, place, min(length, place + min(request.depth, self.max_depth)))
+                text.guess, text.guessed, text.length = guess, length, max(size, run)
+                sure = [self._rate(text.length + place) for place in range(len(guess))]
+                return Draft(guess, sure, SOURCE if guess else "")
+        text.guess = ()
+        return Draft()
+
+    def _learn(self, text: _Text, request: DraftRequest) -> int:
+        """Compares the last guess with what came. -> length of the match by now, 0 if it broke off."""
+        came = _slice(request, text.guessed, min(request.length, text.guessed + len(text.guess))) if text.guess else ()
+        run = text.length if came else 0
+        for guessed, token in zip(text.guess, came, strict=False):
+            known = min(run, len(self._seen) - 1)
+            self._seen[known] = self._seen[known] * HABIT + 1.0
+            self._went_on[known] = self._went_on[known] * HABIT + (guessed == token)
+            if guessed != token:
+                run = 0
+                break
+            run += 1
+        text.guess = ()
+        return run
+
+    def _rate(self, length: int) -> float:
+        known = min(length, len(self._seen) - 1)
+        return self._went_on[known] / self._seen[known]
+
+
+def _slice(request: DraftRequest, start: int, stop: int) -> tuple[int, ...]:
+    """Tokens start .. stop of prompt and output as one text."""
+    before = len(request.prompt)
+    if stop <= before:
+        return tuple(request.prompt[start:stop])
+    if start >= before:
+        return tuple(request.output[start - before : stop - before])
+    return (*request.prompt[start:], *request.output[: stop - before])

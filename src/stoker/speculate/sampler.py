@@ -1,13 +1,14 @@
 """Choosing tokens for many rows at once. Sampling is argmax(log p + G) with noise G(seed, position, token).
 
 So a seed reproduces whatever else runs beside it, and a drafter that adds the same noise guesses the same token.
-Per row: penalties, bias and barred tokens; temperature; min-p, top-k, top-p; then the noise.
+Per row: penalties, bias and barred tokens; temperature; min-p, top-k, top-p; then the noise. Logprobs are those of the
+model itself, before all of that.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,32 @@ from stoker.speculate.sampling import Sampling
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # splitmix64, as signed
 
 
-@dataclass(frozen=True)
+class Past:
+    """What penalties ask about a text, kept up to date token by token so that no step reads the text again."""
+
+    def __init__(self, vocab_size: int, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool)  # in prompt or output
+        self.times = torch.zeros(vocab_size)  # in the output
+        self.tokens = 0  # of the output
+        self.seen[list(prompt)] = True
+        for token in output:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        self.seen[token] = True
+        self.times[token] += 1
+        self.tokens += 1
+
+    def with_more(self, tokens: Sequence[int]) -> "Past":
+        """A copy with some tokens added."""
+        other = Past.__new__(Past)
+        other.seen, other.times, other.tokens = self.seen.clone(), self.times.clone(), self.tokens
+        for token in tokens:
+            other.push(token)
+        return other
+
+
+@dataclass(slots=True)
 class Row:
     """One position of one request. `output` are the tokens before it, drafted ones included."""
 
@@ -25,13 +51,17 @@ class Row:
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()
     allowed: Tensor | None = None  # [vocab] bool, what a grammar permits here
+    past: Past | None = None  # of the prompt and a beginning of `output`; without it both are counted anew
 
 
 def choose(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Token ids [R] from logits [R, vocab]. Ties go to the lowest id."""
     scores = logits.float()
-    if any(_is_shaped(row) for row in rows):
-        scores = torch.stack([_shape(scores[i], row) for i, row in enumerate(rows)])
+    shaped = [i for i, row in enumerate(rows) if _is_shaped(row)]
+    if shaped:
+        scores = scores.clone()
+        for i in shaped:
+            _shape(scores[i], rows[i])
     warm = [i for i, row in enumerate(rows) if row.sampling.temperature > 0.0]
     chosen = scores.argmax(-1)
     if warm:
@@ -39,77 +69,144 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return chosen
 
 
+def logprobs(logits: Tensor, token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log-probability of `token` and of the `top` likeliest tokens under one row of logits [vocab]; ties go to the
+    lowest id. Each row by itself, so that no neighbour can change a digit."""
+    scores = logits.double()
+    total = torch.logsumexp(scores, 0)
+    best: list[tuple[int, float]] = []
+    if top:
+        least = scores.topk(min(top, len(scores))).values[-1]
+        candidates = (scores >= least).nonzero()[:, 0]  # more than `top` where the last ones tie
+        order = scores[candidates].sort(descending=True, stable=True).indices[:top]
+        best = [(int(i), float(scores[i] - total)) for i in candidates[order]]
+    return float(scores[token] - total), tuple(best)
+
+
 def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """fp64 Gumbel noise -log(-log u), u from a counter-based generator, for int64 tensors that broadcast."""
     bits = (_mix(_mix(_mix(seeds) + positions) + tokens) >> 12) & ((1 << 52) - 1)
     uniform = (bits.double() + 0.5) * 2.0**-52  # never 0 or 1
-    return -torch.log(-torch.log(uniform))
+    return -_log(-_log(uniform))
 
 
 def _is_shaped(row: Row) -> bool:
+    return row.sampling.shapes or row.allowed is not None
+
+
+def _shape(scores: Tensor, row: Row) -> None:
+    """Penalties, bias and bars on one row [vocab], in place."""
     sampling = row.sampling
-    barred = sampling.stop_ids and len(row.output) < sampling.min_tokens
-    return bool(sampling.penalizes or sampling.logit_bias or barred or row.allowed is not None)
-
-
-def _shape(scores: Tensor, row: Row) -> Tensor:
-    """Penalties, bias and bars on one row [vocab]."""
-    sampling, scores = row.sampling, scores.clone()
     if sampling.penalizes:
-        seen = torch.tensor(sorted({*row.prompt, *row.output}), dtype=torch.long, device=scores.device)
+        past = _past(row, len(scores))
+        seen = past.seen.nonzero()[:, 0].to(scores.device)
         values = scores[seen]
         penalty = sampling.repetition_penalty
         scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
-        counts = Counter(row.output)
-        made = torch.tensor(list(counts), dtype=torch.long, device=scores.device)
-        times = torch.tensor(list(counts.values()), dtype=scores.dtype, device=scores.device)
-        scores[made] -= sampling.presence_penalty + sampling.frequency_penalty * times
+        made = past.times.nonzero()[:, 0]
+        times = past.times[made].to(scores.device)
+        scores[made.to(scores.device)] -= sampling.presence_penalty + sampling.frequency_penalty * times
     for token, bias in sampling.logit_bias.items():
         scores[token] += bias
     if len(row.output) < sampling.min_tokens:
         scores[list(sampling.stop_ids)] = -torch.inf
     if row.allowed is not None:
-        scores = scores.masked_fill(~row.allowed, -torch.inf)
-    return scores
+        scores.masked_fill_(~row.allowed.to(scores.device), -torch.inf)
+
+
+def _past(row: Row, vocab_size: int) -> Past:
+    if row.past is None:
+        return Past(vocab_size, row.prompt, row.output)
+    drafts = row.output[row.past.tokens :]
+    return row.past.with_more(drafts) if drafts else row.past
 
 
 def _sample(scores: Tensor, rows: Sequence[Row]) -> Tensor:
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([getattr(row.sampling, name) for row in rows], dtype=dtype, device=scores.device)[:, None]
-
-    scores = scores / column("temperature", torch.float32)
+    """Rows with a temperature: filters, then the noise, on what is left of each."""
+    scores = scores / _column(rows, "temperature", scores)
     if any(row.sampling.min_p > 0.0 for row in rows):
-        floor = scores.amax(-1, keepdim=True) + column("min_p", torch.float32).log()
+        floor = scores.amax(-1, keepdim=True) + _column(rows, "min_p", scores).log()
         scores = scores.masked_fill(scores < floor, -torch.inf)
-    top_k, top_p = column("top_k", torch.long), column("top_p", torch.float32)
-    if bool((top_k > 0).any()) or bool((top_p < 1.0).any()):
-        scores = _top(scores, top_k, top_p)
-    row, token = (scores > -torch.inf).nonzero(as_tuple=True)  # noise is made only for what is left
-    positions = torch.tensor([r.position for r in rows], device=scores.device)
-    noise = gumbel(column("seed", torch.long)[row, 0], positions[row], token)
-    noisy = torch.full_like(scores, -torch.inf, dtype=torch.float64)
-    noisy[row, token] = scores[row, token].double() + noise
-    return noisy.argmax(-1)
+    chosen = torch.empty(len(rows), dtype=torch.long, device=scores.device)
+    for width, members in _by_width(rows, scores.shape[1]).items():
+        mine = [rows[i] for i in members]
+        own = scores if len(members) == len(rows) else scores[members]
+        if width == scores.shape[1] and not any(row.sampling.filters for row in mine):
+            chosen[members] = _noisiest(own, torch.arange(width, device=own.device)[None], mine)
+        else:
+            chosen[members] = _filtered(own, mine, width)
+    return chosen
 
 
-def _top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Bars all but the top_k largest, then all but the smallest set whose probability reaches top_p."""
-    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(scores.shape[1], device=scores.device)
+def _by_width(rows: Sequence[Row], vocab_size: int) -> dict[int, list[int]]:
+    """Rows by how many of the likeliest tokens to look at first: a row's own settings decide, not its neighbours."""
+    found: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        width = vocab_size
+        if row.sampling.filters:
+            width = min(vocab_size, max(64, 1 << row.sampling.top_k.bit_length()))
+        found.setdefault(width, []).append(i)
+    return found
+
+
+def _filtered(scores: Tensor, rows: Sequence[Row], width: int) -> Tensor:
+    """Bars all but the top_k largest, then all but the smallest set whose probability reaches top_p; then samples.
+
+    Only the `width` largest are sorted. Rows that turn out to need more are done again with more.
+    """
+    ids = _largest(scores, width)
+    ordered = scores.gather(1, ids)
+    rank = torch.arange(width, device=scores.device)
+    top_k = _column(rows, "top_k", scores, torch.long)
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
-    probabilities = ordered.softmax(-1)
+    probabilities = torch.where(top_k > 0, ordered.softmax(-1), scores.softmax(-1).gather(1, ids))
     before = probabilities.cumsum(-1) - probabilities
-    ordered = ordered.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
-    return torch.empty_like(scores).scatter_(1, index, ordered)
+    dropped = ((before >= _column(rows, "top_p", scores)) & (rank > 0)) | (ordered == -torch.inf)
+    kept = (~dropped).sum(-1, keepdim=True)
+    chosen = _noisiest(ordered.masked_fill(dropped, -torch.inf), ids, rows)
+    if width == scores.shape[1]:
+        return chosen
+    # the last one kept must be larger than the last one looked at, or its equals may have been left out
+    unsure = scores.gather(1, ids.gather(1, (kept - 1).clamp(min=0))) <= scores.gather(1, ids[:, -1:])
+    again = unsure[:, 0].nonzero()[:, 0].tolist()
+    if again:
+        chosen[again] = _filtered(scores[again], [rows[i] for i in again], min(8 * width, scores.shape[1]))
+    return chosen
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """Ids [R, count] of the largest, in falling order; equals in the order of their ids."""
+    if count == scores.shape[1]:
+        return scores.sort(dim=-1, descending=True, stable=True).indices
+    ids = scores.topk(count, sorted=False).indices.sort(-1).values
+    return ids.gather(1, scores.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices)
+
+
+def _noisiest(scores: Tensor, ids: Tensor, rows: Sequence[Row]) -> Tensor:
+    """argmax(score + G) for scores [R, n] of tokens ids [R or 1, n]."""
+    positions = torch.tensor([row.position for row in rows], device=scores.device)[:, None]
+    noise = gumbel(_column(rows, "seed", scores, torch.long), positions, ids)
+    place = (scores.double() + noise).argmax(-1, keepdim=True)
+    return ids.expand(len(rows), -1).gather(1, place)[:, 0]
+
+
+def _column(rows: Sequence[Row], name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A setting of every row, [R, 1]."""
+    return torch.tensor([getattr(row.sampling, name) for row in rows], dtype=dtype, device=like.device)[:, None]
+
+
+def _log(x: Tensor) -> Tensor:
+    """On the CPU numpy's is several times as fast as torch's, and noise is most of what sampling costs there."""
+    return torch.from_numpy(np.log(x.numpy())) if x.is_cpu else torch.log(x)
 
 
 def _mix(x: Tensor) -> Tensor:
     """splitmix64's output function on int64, which wraps around like uint64."""
-    x = x * _GOLDEN + _GOLDEN
-    x = (x ^ _logical_shift(x, 30)) * _MIX_1
-    x = (x ^ _logical_shift(x, 27)) * _MIX_2
-    return x ^ _logical_shift(x, 31)
-
-
-def _logical_shift(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    x = x * _GOLDEN
+    x += _GOLDEN
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        shifted = x >> bits
+        shifted &= (1 << (64 - bits)) - 1  # the sign must not come along
+        x ^= shifted
+        x *= factor
+    return x

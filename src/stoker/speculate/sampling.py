@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf, isfinite
 
 from stoker.errors import RequestError
+
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # stop strings; one that ends within min_tokens is ordinary text
+    logprobs: int | None = None  # of the chosen token and the n likeliest, before penalties and filters
 
     def __post_init__(self) -> None:
         self._expect("max_tokens", self.max_tokens >= 1, "at least 1")
@@ -35,11 +40,23 @@ class Sampling:
         self._expect("presence_penalty", isfinite(self.presence_penalty), "a finite number")
         self._expect("frequency_penalty", isfinite(self.frequency_penalty), "a finite number")
         self._expect("logit_bias", all(isfinite(bias) for bias in self.logit_bias.values()), "finite numbers")
+        self._expect("stop", all(isinstance(text, str) and text for text in self.stop), "strings that are not empty")
+        self._expect("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
         self._expect("seed", -(1 << 63) <= self.seed < 1 << 63, "a number that fits 64 bits")
 
-    @property
+    @cached_property
     def penalizes(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @cached_property
+    def shapes(self) -> bool:
+        """Whether scores are changed before temperature and filters."""
+        return self.penalizes or bool(self.logit_bias) or bool(self.stop_ids and self.min_tokens)
+
+    @property
+    def filters(self) -> bool:
+        """Whether only some of the likeliest tokens may be chosen."""
+        return self.top_k > 0 or self.top_p < 1.0
 
     def _expect(self, name: str, holds: bool, expected: str) -> None:
         if not holds:

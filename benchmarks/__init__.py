@@ -1,0 +1,1 @@
+"""Measured comparisons; results are kept in results/."""

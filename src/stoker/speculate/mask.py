@@ -1,0 +1,89 @@
+"""What a request's grammar may say about its next token, and how that reaches the positions of a drafted block."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stoker.errors import RequestError
+from stoker.speculate.sampling import Sampling
+from stoker.speculate.tokens import Extended
+
+
+class TokenMask(Protocol):
+    """Rules of one request. Both answers must depend on `output` alone: drafts that are thrown away again are asked
+    about too, in any order. `output` is only valid during the call."""
+
+    def allowed(self, output: Sequence[int]) -> Tensor | None:
+        """[vocab] bool on the CPU: tokens that may follow `output`; None if any may."""
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        """Tokens that can only come next, one after another; () if there is a choice. They are drafts for free."""
+
+
+def forced_by(mask: TokenMask, output: Sequence[int], vocab_size: int) -> list[int]:
+    """What the mask forces after `output`. Raises RequestError if it fails."""
+    try:
+        forced = [int(token) for token in mask.forced(output)]
+    except Exception as error:
+        raise _failed(error, len(output)) from error
+    outside = next((token for token in forced if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise RequestError(f"the token mask forces token {outside}, outside the vocabulary of {vocab_size:,}.")
+    return forced
+
+
+def first_mask(mask: TokenMask, sampling: Sampling, output: Sequence[int], vocab_size: int) -> Tensor | None:
+    """What may follow `output`; None: anything. Raises RequestError if the mask fails or leaves nothing."""
+    return _ask(mask, sampling, output, vocab_size)
+
+
+def mask_drafts(
+    mask: TokenMask,
+    sampling: Sampling,
+    output: Sequence[int],
+    first: Tensor | None,
+    drafts: Sequence[int],
+    vocab_size: int,
+) -> list[Tensor | None]:
+    """Masks of the positions of a drafted block, `first` in front: one more than the drafts that may stand.
+
+    Drafts end before the first that is barred, for behind it the rules have nothing to say. They also end where the
+    rules fail: that text may never come about, and if it does, it fails as the beginning of its own step. So a request
+    fails after the same tokens with and without drafts.
+    """
+    masks = [first]
+    for place, token in enumerate(drafts):
+        current = masks[-1]
+        if current is not None and not bool(current[token]):
+            break
+        try:
+            masks.append(_ask(mask, sampling, Extended(output, drafts[: place + 1]), vocab_size))
+        except RequestError:
+            break
+    return masks
+
+
+def _ask(mask: TokenMask, sampling: Sampling, output: Sequence[int], vocab_size: int) -> Tensor | None:
+    try:
+        allowed = mask.allowed(output)
+    except Exception as error:
+        raise _failed(error, len(output)) from error
+    if allowed is None:
+        return None
+    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or tuple(allowed.shape) != (vocab_size,):
+        found = f"{allowed.dtype} {list(allowed.shape)}" if isinstance(allowed, Tensor) else type(allowed).__name__
+        raise RequestError(f"the token mask is {found}, expected torch.bool [{vocab_size}] or None.")
+    barred = list(sampling.stop_ids) if len(output) < sampling.min_tokens else []
+    if barred:
+        allowed = allowed.clone()
+        allowed[barred] = False
+    if not bool(allowed.any()):
+        because = f" once stop ids are barred until min_tokens ({sampling.min_tokens})" if barred else ""
+        raise RequestError(f"the token mask allows no token after {len(output)} output tokens{because}.")
+    return allowed
+
+
+def _failed(error: Exception, tokens: int) -> RequestError:
+    return RequestError(f"the token mask failed after {tokens} output tokens: {type(error).__name__}: {error}")
