@@ -26,3 +26,11 @@ class RequestError(StokerError):
 
 class DependencyError(StokerError):
     """A command that needs an extra which is not installed."""
+
+
+class EngineError(StokerError):
+    """An engine that died, failed in a step or was shut down. Its requests are lost; it can be started again."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details  # a traceback, where there is one

@@ -1,13 +1,10 @@
 """Requests do not notice each other, drafting, or being pushed out: each equals itself alone and undrafted."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 from stoker.demo.random_checkpoint import (
     small_config,
@@ -18,88 +15,14 @@ from stoker.demo.random_checkpoint import (
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import Finish
 from stoker.errors import RequestError
-from stoker.model.batch import Batch
 from stoker.model.decoder import Decoder
 from stoker.model.load import load_drafter, load_model
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
 from stoker.speculate.sampling import Sampling
-
-PAGES, SLOTS, DEPTH = 24, 4, 6
-
-
-class Oracle:
-    """Knows the right continuation and spoils every `wrong`-th guess, so that blocks are accepted in part."""
-
-    taps: tuple[int, ...] = ()
-    max_depth = DEPTH
-
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int) -> None:
-        self.answers, self.wrong, self.asked = answers, wrong, 0
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None: ...
-
-    def reset(self, slot: int) -> None: ...
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        drafts = []
-        for request in requests:
-            answer = self.answers[tuple(request.prompt)][len(request.output) :][: request.depth]
-            for place in range(len(answer)):
-                self.asked += 1
-                if self.asked % self.wrong == 0:
-                    answer[place] = (answer[place] + 1) % 512
-            drafts.append(answer)
-        return drafts
-
-
-@pytest.fixture(scope="module")
-def model(checkpoints: dict[str, Path]) -> Decoder:
-    return load_model(checkpoints["qwen3_5_moe_text"]).model
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    lengths = (60, 125, 50, 1, 63, 200, 64, 90)  # most grow into another page while they decode
-    return [torch.randint(0, 512, (n,), generator=generator).tolist() for n in lengths]
-
-
-def settings_for(index: int, tokens: int = 20) -> Sampling:
-    """Greedy, sampled, filtered and penalised requests in turn."""
-    return [
-        Sampling(max_tokens=tokens),
-        Sampling(max_tokens=tokens, temperature=0.7, top_p=0.9, seed=index),
-        Sampling(
-            max_tokens=tokens, temperature=1.0, top_k=40, presence_penalty=0.5, repetition_penalty=1.2, seed=index
-        ),
-        Sampling(max_tokens=tokens, frequency_penalty=0.4, logit_bias={7: 1.5}),
-    ][index % 4]
-
-
-@pytest.fixture(scope="module")
-def alone(model: Decoder, prompts: list[list[int]]) -> list[list[int]]:
-    """Each request by itself, one token a step."""
-    answers = []
-    for index, prompt in enumerate(prompts):
-        engine = Engine(model, EngineConfig(pages=PAGES, slots=1, max_depth=0))
-        engine.submit(prompt, settings_for(index))
-        answers.append(drain(engine)[0])
-    return answers
-
-
-def drain(engine: Engine, limit: int = 2000) -> dict[int, list[int]]:
-    """Runs to the end, checking the books after every step. -> tokens by request."""
-    tokens: dict[int, list[int]] = {}
-    for _ in range(limit):
-        if engine.idle:
-            return tokens
-        for event in engine.step():
-            tokens.setdefault(event.request_id, []).extend(event.tokens)
-        engine.check_integrity()
-    raise AssertionError("the engine did not come to an end")
+from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, settings_for
 
 
 def drafter_of(name: str, model: Decoder, prompts: list[list[int]], alone: list[list[int]], tmp_path: Path) -> Drafter:
@@ -127,11 +50,11 @@ def test_every_request_equals_itself_alone_and_undrafted(
     engine = Engine(model, config, drafter)
     for index, prompt in enumerate(prompts):
         engine.submit(prompt, settings_for(index), depth=[DEPTH, 2, 0, 5][index // 2])
-    sequences = list(engine._waiting)
+    sequences = list(engine.scheduler.waiting)
     tokens = drain(engine)
     assert [tokens[index] for index in range(len(prompts))] == alone
-    assert engine._pages.free == pages - len(set(engine._prefixes.pinned()))
-    assert engine._slots.free == SLOTS
+    assert engine.scheduler.pages.free == pages - len(set(engine.scheduler.prefixes.pinned()))
+    assert engine.scheduler.slots.free == SLOTS
     if pages == 4:
         assert sum(sequence.stats.preemptions for sequence in sequences) > 0
     if name == "oracle-1000000":
@@ -161,7 +84,7 @@ def test_mtp_rows_written_while_drafting_leave_no_trace(model: Decoder, prompts:
         engine.submit(prompts[2], Sampling(max_tokens=30), depth=depth)
         owned: list[int] = []
         while not engine.idle:
-            owned = engine._running[0].pages if engine._running else owned
+            owned = engine.scheduler.running[0].pages if engine.scheduler.running else owned
             engine.step()
         written = len(prompts[2]) + 28  # every token but the last has a row
         kv = drafter._pages
@@ -195,77 +118,8 @@ def test_cancelling_frees_everything_within_a_step(model: Decoder, prompts: list
         assert event.finish is Finish.CANCELLED
         engine.check_integrity()
     assert engine.idle
-    assert (engine._pages.free, engine._slots.free) == (PAGES, 2)
+    assert (engine.scheduler.pages.free, engine.scheduler.slots.free) == (PAGES, 2)
     assert engine.cancel(ids[0]) is None
-
-
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), st.integers(0, 7), st.integers(0, DEPTH)),
-        st.tuples(st.just("cancel"), st.integers(0, 7), st.just(0)),
-        st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    actions=ACTIONS,
-    wrong=st.integers(1, 5),
-    pages=st.integers(4, 12),
-    slots=st.integers(1, 4),
-    budget=st.sampled_from([64, 128, 512]),
-    checkpoints=st.integers(0, 3),
-)
-def test_any_mix_of_requests_cancellations_and_tight_memory(
-    model: Decoder,
-    prompts: list[list[int]],
-    alone: list[list[int]],
-    actions: list[tuple[str, int, int]],
-    wrong: int,
-    pages: int,
-    slots: int,
-    budget: int,
-    checkpoints: int,
-) -> None:
-    answers = {tuple(prompt): answer for prompt, answer in zip(prompts, alone, strict=True)}
-    config = EngineConfig(
-        pages=pages,
-        slots=slots,
-        max_depth=DEPTH,
-        prefill_budget=budget,
-        checkpoints=checkpoints,
-        checkpoint_interval=64,
-    )
-    engine = Engine(model, config, Oracle(answers, wrong))
-    submitted: list[int] = []  # index into prompts, by request id
-    cancelled: set[int] = set()
-    tokens: dict[int, list[int]] = {}
-
-    def step() -> None:
-        for event in engine.step():
-            tokens.setdefault(event.request_id, []).extend(event.tokens)
-        engine.check_integrity()
-
-    for action, number, depth in actions:
-        if action == "submit":
-            engine.submit(prompts[number], settings_for(number), depth)
-            submitted.append(number)
-        elif action == "cancel" and engine.cancel(number):
-            cancelled.add(number)
-        elif action == "step":
-            for _ in range(number):
-                step()
-    while not engine.idle:
-        step()
-    for request_id, index in enumerate(submitted):
-        made = tokens.get(request_id, [])
-        assert made == (alone[index][: len(made)] if request_id in cancelled else alone[index])
-    while engine._prefixes.evict():
-        engine.check_integrity()
-    assert (engine._pages.free, engine._slots.free) == (pages, slots)
 
 
 def test_what_can_never_be_served_is_refused_with_numbers(model: Decoder) -> None:
@@ -278,9 +132,31 @@ def test_what_can_never_be_served_is_refused_with_numbers(model: Decoder) -> Non
         engine.submit([1], Sampling(), depth=1)
     with pytest.raises(RequestError, match="token id 600 is outside the vocabulary of 512"):
         engine.submit([1], Sampling(logit_bias={600: 1.0}))
-    with pytest.raises(RequestError, match="prefill_budget is 100, expected a multiple of 64"):
-        EngineConfig(prefill_budget=100)
+    with pytest.raises(RequestError, match="stop asks for 2 stop strings, but this engine has no tokenizer"):
+        engine.submit([1], Sampling(stop=("a", "b")))
+    with pytest.raises(RequestError, match="the prompt is empty: it has 0 tokens, expected at least 1"):
+        engine.submit([], Sampling())
     assert engine.idle
+    assert engine.cancel(7) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prefill_budget": 100}, "prefill_budget is 100, expected a multiple of 64."),
+        ({"prefill_budget": -64}, "prefill_budget is -64, expected a multiple of 64."),
+        ({"checkpoint_interval": 0}, "checkpoint_interval is 0, expected a multiple of 64."),
+        ({"pages": 0}, "pages is 0, expected at least 1."),
+        ({"slots": -2}, "slots is -2, expected at least 1."),
+        ({"max_depth": -1}, "max_depth is -1, expected at least 0."),
+        ({"checkpoints": -1}, "checkpoints is -1, expected at least 0."),
+        ({"kv_dtype": "int4"}, "kv_dtype is 'int4', expected bf16 or fp32 or fp8."),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_with_numbers(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as error:
+        EngineConfig(**options)
+    assert str(error.value) == words
 
 
 def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:

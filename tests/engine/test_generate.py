@@ -1,15 +1,20 @@
 """One request from prompt to tokens: equal to transformers, reproducible, and refused with numbers when it must be."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from stoker.engine.engine import EngineConfig
 from stoker.engine.generate import Timing, generate
 from stoker.errors import RequestError
 from stoker.model.load import load_model
+from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.sampling import Sampling
 from tests.conftest import FAMILIES
 
@@ -58,3 +63,34 @@ def test_requests_that_cannot_be_served_are_refused_with_numbers(checkpoints: di
         list(generate(model, [], Sampling(1)))
     with pytest.raises(RequestError, match="token id 512 is outside the vocabulary of 512"):
         list(generate(model, [512], Sampling(1)))
+
+
+def test_a_stop_string_ends_the_text_and_drafting_is_left_to_the_engine(checkpoints: dict[str, Path]) -> None:
+    directory = checkpoints["qwen3_5_text"]
+    model, tokenizer = load_model(directory).model, Tokenizer.from_file(str(directory / "tokenizer.json"))
+    letters = Sampling(20, logit_bias=dict.fromkeys(range(60), 40.0))
+    free = list(generate(model, [5, 6, 7], letters))
+    text = tokenizer.decode(free)
+    sampling = replace(letters, stop=(text[8:10],))
+    timing = Timing()
+    stopped = list(
+        generate(model, [5, 6, 7], sampling, timing, "auto", lambda pages, slots: LookupDrafter(4), tokenizer)
+    )
+    assert stopped == free[: text.index(text[8:10]) + 2]
+    assert timing.stats is not None
+    assert timing.stats.output_tokens == len(stopped)
+
+
+def test_a_mask_that_fails_raises_after_the_tokens_before_it(checkpoints: dict[str, Path]) -> None:
+    class Broken:
+        def allowed(self, output: Sequence[int]) -> Tensor | None:
+            return None if len(output) < 3 else torch.zeros(512, dtype=torch.bool)
+
+        def forced(self, output: Sequence[int]) -> Sequence[int]:
+            return ()
+
+    model = load_model(checkpoints["qwen3_5_text"]).model
+    made: list[int] = []
+    with pytest.raises(RequestError, match="the token mask allows no token after 3 output tokens"):
+        made.extend(generate(model, [5, 6, 7], Sampling(20), mask=Broken()))
+    assert made == list(generate(model, [5, 6, 7], Sampling(3)))

@@ -15,7 +15,7 @@ from stoker.ops.family import Family
 from stoker.speculate.mtp import MtpDrafter
 from stoker.speculate.sampling import Sampling
 from tests.conftest import FAMILIES
-from tests.engine.test_engine import drain
+from tests.engine.drive import drain
 
 PAGES = 40
 
@@ -33,7 +33,7 @@ def new_engine(model: Decoder, checkpoints: int, mtp: bool = True, pages: int = 
 def ask(engine: Engine, prompt: list[int], boundaries: list[int], depth: int = 4) -> tuple[list[int], int, int]:
     """-> answer, prompt tokens computed, prompt tokens taken from the cache."""
     engine.submit(prompt, Sampling(max_tokens=12), depth if engine.drafter else 0, boundaries)
-    stats = engine._waiting[-1].stats
+    stats = engine.scheduler.waiting[-1].stats
     answer = next(iter(drain(engine).values()))
     return answer, stats.prefill_tokens, stats.cached_tokens
 
@@ -105,7 +105,7 @@ def test_checkpoints_give_way_to_requests_and_to_younger_checkpoints(checkpoints
     engine = new_engine(model, checkpoints=2, pages=6)
     for seed in range(6):
         ask(engine, words(seed, 150), [64, 128])
-        assert len(engine._prefixes._entries) <= 2
+        assert len(engine.scheduler.prefixes._entries) <= 2
     long = words(9, 360)  # needs all six pages
     assert ask(engine, long, [])[0] == ask(new_engine(model, checkpoints=0), long, [])[0]
 

@@ -3,11 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.engine.engine import Engine, EngineConfig, check_request
+from stoker.engine.request import Depth, Stats
+from stoker.errors import RequestError
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.decoder import Decoder
 from stoker.speculate.drafter import Drafter
+from stoker.speculate.mask import TokenMask
 from stoker.speculate.sampling import Sampling
 
 BuildDrafter = Callable[[int, int], Drafter | None]  # from pages and slots
@@ -20,6 +24,7 @@ class Timing:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     steps: int = 0
+    stats: Stats | None = None  # the engine's own, at the end
 
 
 def generate(
@@ -27,15 +32,20 @@ def generate(
     prompt: list[int],
     sampling: Sampling,
     timing: Timing | None = None,
-    depth: int = 0,
+    depth: Depth = 0,
     drafter: BuildDrafter = lambda pages, slots: None,
+    tokenizer: Any = None,
+    mask: TokenMask | None = None,
 ) -> Iterator[int]:
-    """Token ids as they are made. A stop id is yielded and ends the text."""
+    """Token ids as they are made. A stop id is yielded and ends the text, as does the token that completes a stop
+    string; `tokenizer` (of the `tokenizers` package) finds those."""
     check_request(model.config, prompt, sampling)
     timing = timing or Timing()
     pages = -(-(len(prompt) + sampling.max_tokens) // PAGE_SIZE)
-    engine = Engine(model, EngineConfig(pages=pages, slots=1, max_depth=depth), drafter(pages, 1))
-    engine.submit(prompt, sampling, depth)
+    built = drafter(pages, 1)
+    deepest = depth if isinstance(depth, int) else built.max_depth if built else 0
+    engine = Engine(model, EngineConfig(pages=pages, slots=1, max_depth=deepest), built, tokenizer)
+    engine.submit(prompt, sampling, depth, mask=mask)
     decoding = False
     while not engine.idle:
         started = time.perf_counter()
@@ -49,3 +59,6 @@ def generate(
         decoding = decoding or bool(events)
         for event in events:
             yield from event.tokens
+            timing.stats = event.stats
+            if event.error:
+                raise RequestError(event.error)

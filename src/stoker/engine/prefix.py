@@ -1,11 +1,17 @@
-"""Prompts that begin alike are computed once. A recurrent state cannot be rewound, so it is kept at checkpoints.
+"""Texts that begin alike are computed once. A recurrent state cannot be rewound, so it is kept at checkpoints.
 
-A checkpoint lies at a multiple of 64 tokens, strictly inside a prompt. It holds a snapshot of the recurrent state and
-pins the KV pages before it. Starting from it gives the bits of starting cold, since prompt chunks may end at any
-multiple of 64 anyway.
+A checkpoint lies at a multiple of 64 tokens, strictly inside a text. It holds a snapshot of the recurrent state and
+pins the KV pages before it (drafters keep their KV in pages of the same numbers). Starting from one in a prompt gives
+the bits of starting cold, since prompt chunks may end at any multiple of 64 anyway.
+
+Generated text was computed as steps, which round differently. A checkpoint behind such text says which parts were
+(`stepped`), and a request that starts from it takes that over: computed again without the checkpoint, say after a
+preemption, those parts are steps again and the bits are the same. From the checkpoint on, all the rest of its prompt is
+prefill, whether or not it was generated once: chunks stay anchored at multiples of 64.
 """
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +20,9 @@ from stoker.engine.pages import Pool
 from stoker.model.cache import PAGE_SIZE
 from stoker.ops.family import CHUNK
 
-Key = tuple[bytes, int]
+Stretches = tuple[tuple[int, int], ...]  # [start, stop) positions computed as steps, in order
+Place = tuple[bytes, int]  # hash of all tokens before, and the token there
+Key = tuple[Place, Stretches]
 
 
 @dataclass(frozen=True)
@@ -22,56 +30,110 @@ class Checkpoint:
     position: int
     snapshot: int  # place in the snapshot store
     pages: tuple[int, ...]  # of positions 0 .. position - 1
+    stepped: Stretches
+
+
+class Chain:
+    """Hashes of a growing text at its multiples of 64; every token is hashed once."""
+
+    def __init__(self) -> None:
+        self._digests: list[bytes] = []
+
+    def place(self, text: Sequence[int], position: int) -> Place:
+        """The token at a position is part of its place: a drafter's KV at t already knows the token at t + 1."""
+        while len(self._digests) * CHUNK < position:
+            start = len(self._digests) * CHUNK
+            before = self._digests[-1] if self._digests else b""
+            block = array("q", text[start : start + CHUNK]).tobytes()
+            self._digests.append(hashlib.blake2b(before + block, digest_size=16).digest())
+        return self._digests[position // CHUNK - 1], text[position]
 
 
 class PrefixCache:
-    """The book of checkpoints, least recently used first. Copying states is the engine's part."""
+    """The book of checkpoints, least recently used first. Copying states is not its part."""
 
     def __init__(self, pages: Pool, snapshots: int, interval: int) -> None:
         self._pages, self._interval = pages, interval
         self._snapshots = Pool(snapshots)
         self._entries: OrderedDict[Key, Checkpoint] = OrderedDict()
+        self._variants: dict[Place, list[Stretches]] = {}  # the same text, computed in different ways
 
-    def match(self, prompt: Sequence[int]) -> Checkpoint | None:
-        """The longest checkpoint that `prompt` goes through, strictly before its end."""
-        found = None
-        for key in _keys(prompt):
-            if key in self._entries:
-                found = key
-        if found is None:
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def enabled(self) -> bool:
+        return self._snapshots.size > 0
+
+    def match(self, text: Sequence[int], chain: Chain, before: int, stepped: Stretches | None) -> Checkpoint | None:
+        """The longest checkpoint that `text` goes through, strictly before position `before`.
+
+        One whose text was all prompt is preferred to another of the same text. With `stepped` only those will do whose
+        text was computed just so.
+        """
+        if not self._entries:
             return None
-        self._entries.move_to_end(found)
-        return self._entries[found]
+        for position in range(floor(before - 1), 0, -CHUNK):
+            place = chain.place(text, position)
+            variants = self._variants.get(place)
+            if variants is None:
+                continue
+            wanted = min(variants) if stepped is None else clip(stepped, position)
+            if wanted in variants:
+                self._entries.move_to_end((place, wanted))
+                return self._entries[place, wanted]
+        return None
 
     def wanted(self, prompt: Sequence[int], boundaries: Iterable[int]) -> list[int]:
         """Where checkpoints should lie: before the prompt's end, before each message boundary, and every so often."""
-        if not self._snapshots.size:
+        if not self.enabled:
             return []
-        last = _floor(len(prompt) - 1)
-        places = {_floor(boundary - 1) for boundary in boundaries if 0 < boundary <= len(prompt)}
+        last = floor(len(prompt) - 1)
+        places = {floor(boundary - 1) for boundary in boundaries if 0 < boundary <= len(prompt)}
         return sorted({*range(self._interval, last, self._interval), *places, last} - {0})
 
-    def add(self, prompt: Sequence[int], position: int, pages: Sequence[int]) -> int | None:
-        """Enters a checkpoint and returns where its state is to be saved; None if it is known already."""
-        key = _key_at(prompt, position)
+    def add(
+        self,
+        place: Place,
+        position: int,
+        pages: Sequence[int],
+        stepped: Stretches,
+        instead_of: Key | None = None,
+    ) -> int | None:
+        """Enters a checkpoint and returns where its state is to be saved; None if it is known already.
+
+        `instead_of` is an earlier one of the same text, which goes unless it is one of the regular ones. Its pins are
+        taken over, so that moving a checkpoint along costs the same in a long text as in a short one.
+        """
+        key = place, stepped
+        pinned = tuple(pages[: position // PAGE_SIZE])
+        before = self._entries.get(instead_of) if instead_of else None
+        taken_over = 0
+        if instead_of and before and before.position % self._interval and instead_of != key:
+            if key not in self._entries and before.pages == pinned[: len(before.pages)]:
+                taken_over = len(before.pages)
+            self._drop(instead_of, first_unpinned=taken_over)
         if key in self._entries:
             self._entries.move_to_end(key)
             return None
         if not self._snapshots.free:
-            self.evict()
+            self._drop(next(iter(self._entries)))
         snapshot = self._snapshots.take()[0]
-        pinned = tuple(pages[: position // PAGE_SIZE])
-        self._pages.share(pinned)
-        self._entries[key] = Checkpoint(position, snapshot, pinned)
+        self._pages.share(pinned[taken_over:], pin=True)
+        self._entries[key] = Checkpoint(position, snapshot, pinned, stepped)
+        self._variants.setdefault(place, []).append(stepped)
         return snapshot
 
     def evict(self) -> bool:
-        """Drops the least recently used checkpoint; False if there is none."""
-        if not self._entries:
+        """Drops the least recently used checkpoint that gives a page back; False if no page can be had from them."""
+        if not self._pages.reclaimable:
             return False
-        _, entry = self._entries.popitem(last=False)
-        self._snapshots.give_back([entry.snapshot])
-        self._pages.give_back(entry.pages)
+        freeing = (
+            key
+            for key, entry in self._entries.items()
+            if any(self._pages.pinned_alone(page) for page in reversed(entry.pages))
+        )
+        self._drop(next(freeing, None) or next(iter(self._entries)))  # several may pin the same pages
         return True
 
     def pinned(self) -> list[int]:
@@ -80,21 +142,31 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         self._snapshots.check_integrity(entry.snapshot for entry in self._entries.values())
+        variants = {(place, stepped) for place, found in self._variants.items() for stepped in found}
+        if variants != set(self._entries):
+            raise AssertionError(f"{len(variants)} ways to a place are on record, but {len(self._entries)} checkpoints")
+
+    def _drop(self, key: Key, first_unpinned: int = 0) -> None:
+        """Forgets a checkpoint; pins of its pages before `first_unpinned` are left to another."""
+        entry = self._entries.pop(key)
+        place, stepped = key
+        self._variants[place].remove(stepped)
+        if not self._variants[place]:
+            del self._variants[place]
+        self._snapshots.give_back([entry.snapshot])
+        self._pages.give_back(entry.pages[first_unpinned:], pin=True)
 
 
-def _floor(position: int) -> int:
+def message_boundaries(prompt: Sequence[int], start_token: int) -> list[int]:
+    """Positions where messages begin, given the token that begins each: `boundaries` of a chat prompt."""
+    return [position for position, token in enumerate(prompt) if token == start_token]
+
+
+def clip(stretches: Stretches, position: int) -> Stretches:
+    """The part of them before `position`."""
+    return tuple((start, min(stop, position)) for start, stop in stretches if start < position)
+
+
+def floor(position: int) -> int:
+    """The last multiple of 64 that is not after `position`."""
     return position // CHUNK * CHUNK
-
-
-def _keys(prompt: Sequence[int]) -> Iterable[Key]:
-    """A key per multiple of 64 strictly inside the prompt: a hash of everything before it, and the token there (a
-    drafter's KV at t already knows the token at t + 1)."""
-    chain = b""
-    for position in range(CHUNK, len(prompt), CHUNK):
-        text = ",".join(map(str, prompt[position - CHUNK : position]))
-        chain = hashlib.blake2b(chain + text.encode(), digest_size=16).digest()
-        yield chain, prompt[position]
-
-
-def _key_at(prompt: Sequence[int], position: int) -> Key:
-    return list(_keys(prompt[: position + 1]))[-1]

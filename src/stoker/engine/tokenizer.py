@@ -1,9 +1,10 @@
 """Text to token ids and back, and the chat template, through transformers. Imported only where text is handled."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.engine.text import TextStream
 from stoker.errors import TokenizerError
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -30,22 +31,28 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's next turn begins."""
+    def encode_chat(self, messages: list[dict[str, Any]], begin_answer: bool = True, **options: Any) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's next turn begins, or without its beginning.
+
+        `options` are the template's own, such as enable_thinking.
+        """
         if not self._tokenizer.chat_template:
             raise TokenizerError(
-                f"{self._directory} has no chat template; add chat_template.jinja or leave out --chat."
+                f"{self._directory} has no chat template; add chat_template.jinja, or use generate without --chat."
             )
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=begin_answer, **options
+        )
         return self.encode(text)
 
-    def stream(self) -> Callable[[int], str]:
-        """Turns token ids into text one by one; halves of a character are held back until they are whole."""
-        from tokenizers.decoders import DecodeStream
+    @property
+    def backend(self) -> Any:
+        """The `tokenizers` object behind it, which the engine finds stop strings with."""
+        return self._tokenizer.backend_tokenizer
 
-        stream = DecodeStream(skip_special_tokens=True)
-        backend = self._tokenizer.backend_tokenizer
-        return lambda token: stream.step(backend, token) or ""
+    def stream(self, stops: Sequence[str] = ()) -> TextStream:
+        """Turns token ids into text one by one, up to a stop string."""
+        return TextStream(self.backend, stops)
 
     def decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -1,0 +1,117 @@
+"""Asking the drafter for guesses and, for requests that leave it open, the depth controller for how many to verify."""
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+
+import torch
+
+from stoker.engine.block import Block
+from stoker.engine.request import AUTO, Sequence
+from stoker.model.decoder import Decoder
+from stoker.model.experts import SparseMlp
+from stoker.speculate.depth import DepthController
+from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.reads import step_bytes
+
+
+class Drafting:
+    """One step after another: `propose`, then `observe` what came of it."""
+
+    def __init__(self, model: Decoder, drafter: Drafter, max_depth: int) -> None:
+        self._model, self._drafter = model, drafter
+        self.controller: DepthController | None = None  # made for the first request that asks for it
+        self._max_depth, self._vocab_size = min(max_depth, drafter.max_depth), model.config.vocab_size
+        self._sparse: list[SparseMlp] = []
+        self._adaptive: list[Block] = []  # of the step under way
+        self._seconds = 0.0
+
+    def adapt(self) -> None:
+        """Requests with depth "auto" are about to come."""
+        if self.controller is None:
+            self.controller = DepthController(step_bytes(self._model), self._drafter.costs)
+            self._sparse = [module for module in self._model.layers.modules() if isinstance(module, SparseMlp)]
+
+    def propose(self, blocks: Many[Block]) -> None:
+        """Puts drafts into the blocks of a step; what a mask forces is there already and stays."""
+        drafted = [block for block in blocks if block.verifies and not block.forced]
+        self._adaptive = [block for block in drafted if block.sequence.depth == AUTO]
+        paid = self._ask()
+        requests = [
+            DraftRequest(
+                block.sequence.slot,
+                block.sequence.pages,
+                block.sequence.prompt,
+                block.sequence.output,
+                block.sequence.sampling,
+                depth_limit(block.sequence, self._max_depth),
+                free_only=not paid.get(block.sequence.id, True),
+                past=block.sequence.past,
+            )
+            for block in drafted
+        ]
+        started = time.perf_counter()
+        drafts = self._drafter.propose(requests, self._go_on(drafted)) if requests else []
+        self._seconds = time.perf_counter() - started
+        for block, request, draft in zip(drafted, requests, drafts, strict=True):
+            block.add(draft.first(request.depth).tokens, self._vocab_size)
+        if self._adaptive and self.controller:
+            depths = self.controller.cut(
+                [
+                    draft.first(len(block.drafts))
+                    for block, draft in zip(drafted, drafts, strict=True)
+                    if block.sequence.depth == AUTO
+                ]
+            )
+            for block, depth in zip(self._adaptive, depths, strict=True):
+                block.cut(depth)
+
+    def observe(self, blocks: Many[Block], emitted: Mapping[int, Many[int]], step_s: float) -> None:
+        """Tells the controller what a step brought. It learns only from steps that were all its own: the time of others
+        says nothing about its choices."""
+        if self.controller and self._adaptive and len(self._adaptive) == len(blocks):
+            tokens = [emitted[block.sequence.id] for block in self._adaptive]
+            experts = distinct_experts(self._sparse, sum(len(block.tokens) for block in blocks))
+            self.controller.observe(tokens, step_s - self._seconds, self._seconds, experts)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended, or will be computed again."""
+        if self.controller:
+            self.controller.forget(sequence.id)
+
+    def _ask(self) -> dict[int, bool]:
+        """Which adaptive requests are worth a pass of a drafting network, by id."""
+        if not self._adaptive or not self.controller:
+            return {}
+        ids = [block.sequence.id for block in self._adaptive]
+        limits = [depth_limit(block.sequence, self._max_depth) for block in self._adaptive]
+        return dict(zip(ids, self.controller.ask(ids, limits), strict=True))
+
+    def _go_on(self, drafted: Many[Block]) -> GoOn | None:
+        """The controller's word on another pass; requests of fixed depth always want one."""
+        controller = self.controller
+        if not self._adaptive or not controller:
+            return None
+        adaptive = [block.sequence.depth == AUTO for block in drafted]
+
+        def go_on(drafts: Many[Draft]) -> list[bool]:
+            more = iter(controller.more([draft for draft, own in zip(drafts, adaptive, strict=True) if own]))
+            return [next(more) if own else True for own in adaptive]
+
+        return go_on
+
+
+def distinct_experts(layers: Many[SparseMlp], tokens: int) -> float | None:
+    """Per layer on average, in the forward over these `tokens` just done; None if that cannot be told."""
+    routed = [layer.routed.flatten() for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
+    if not routed:
+        return None
+    touched = torch.zeros(len(routed), layers[0].moe.num_experts, device=routed[0].device)
+    return float(touched.scatter_(1, torch.stack(routed).long(), 1.0).sum()) / len(routed)
+
+
+def depth_limit(sequence: Sequence, max_depth: int) -> int:
+    """Never more drafts than could still be emitted beside the model's own token."""
+    depth = max_depth if sequence.depth == AUTO else sequence.depth
+    return max(0, min(depth, sequence.sampling.max_tokens - len(sequence.output) - 1))

@@ -1,0 +1,138 @@
+"""One forward of the model: what goes in, which tokens come out, what the drafter and the prefix cache get of it."""
+
+import torch
+from torch import Tensor
+
+from stoker.engine.block import Block
+from stoker.engine.flat import Part, flat_batch
+from stoker.engine.request import Event, Finish, Sequence, TokenLogprob
+from stoker.engine.scheduler import Scheduler
+from stoker.model.batch import Batch
+from stoker.model.cache import Cache
+from stoker.model.decoder import Decoder
+from stoker.ops.family import Family
+from stoker.speculate.drafter import Drafter, accept
+from stoker.speculate.sampler import Row, choose, logprobs
+
+Emitted = list[tuple[Sequence, Event]]
+
+
+class Runner:
+    def __init__(self, model: Decoder, cache: Cache, drafter: Drafter | None, scheduler: Scheduler) -> None:
+        self._model, self._cache, self._drafter, self._scheduler = model, cache, drafter, scheduler
+        self._device = model.embed_tokens.weight.device
+
+    def prefill(self, parts: list[Part], first_rows: dict[int, Row]) -> Emitted:
+        """Prompt chunks; requests in `first_rows` end their prompt here and get their first token."""
+        members = [part.request for part in parts]
+        for sequence in members:
+            if self._drafter and sequence.replay:
+                self._drafter.flush(sequence.slot)  # the steps before must be in its KV when the prompt goes on
+        batch = flat_batch(Family.PREFILL, parts, self._scheduler.tables)
+        hidden, taps = self._forward(batch)
+        for part in parts:
+            part.request.computed += len(part.tokens)
+            part.request.replay = 0
+            part.request.stats.prefill_tokens += len(part.tokens)
+        fresh = [index for index, sequence in enumerate(members) if sequence.id in first_rows]
+        emitted: Emitted = []
+        if fresh:
+            logits = self._model.logits(hidden[batch.last_rows[fresh]])
+            chosen = choose(logits, [first_rows[members[index].id] for index in fresh]).tolist()
+            for row, (index, token) in enumerate(zip(fresh, chosen, strict=True)):
+                emitted.append((members[index], _emit(members[index], [token], logits, row)))
+        self._observe(batch, members, hidden, taps, [len(part.tokens) for part in parts])
+        for sequence in members:
+            self._scheduler.keep_prompt(sequence)
+        return emitted
+
+    def verify(self, blocks: list[Block]) -> Emitted:
+        """One step: the newest token of each block and its drafts, or tokens to compute again."""
+        parts = [Part(block.sequence, block.tokens) for block in blocks]
+        batch = flat_batch(Family.STEP, parts, self._scheduler.tables)
+        hidden, taps = self._forward(batch)
+        logits, targets = self._targets(batch, hidden, blocks)
+        emitted: Emitted = []
+        kept, start = [], 0
+        for block in blocks:
+            sequence, count = block.sequence, len(block.known)
+            if block.verifies:
+                rows = slice(start, start + len(block.drafts) + 1)
+                start = rows.stop
+                tokens = accept(block.drafts, targets[rows])
+                event = _emit(sequence, tokens, logits, rows.start)
+                emitted.append((sequence, event))
+                count = len(event.tokens)  # a stop inside the block cuts it short
+                _count(block, right=min(count, len(tokens) - 1))
+            else:
+                sequence.stats.replayed_tokens += count
+            sequence.computed += count
+            sequence.replay = count
+            kept.append(count)
+        self._observe(batch, [block.sequence for block in blocks], hidden, taps, kept)
+        for block in blocks:
+            if block.sequence.computed > len(block.sequence.prompt):
+                self._scheduler.keep_output(block.sequence)
+        return emitted
+
+    def _targets(self, batch: Batch, hidden: Tensor, blocks: list[Block]) -> tuple[Tensor, list[int]]:
+        """Logits [R, vocab] of the rows to verify, and the model's choice after each."""
+        if not all(block.verifies for block in blocks):
+            verified = torch.tensor([block.verifies for block in blocks], device=self._device)
+            hidden = hidden[verified[batch.sequence]]
+        rows = [row for block in blocks if block.verifies for row in block.rows()]
+        if not rows:
+            return hidden, []
+        logits = self._model.logits(hidden)
+        return logits, choose(logits, rows).tolist()
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._model(batch, self._cache, self._drafter.taps if self._drafter else ())
+
+    def _observe(self, batch: Batch, members: list[Sequence], hidden: Tensor, taps: Tensor, kept: list[int]) -> None:
+        """Shows the drafter the first kept[i] tokens of each run, now that the token after each is known."""
+        if self._drafter is None:
+            return
+        following = torch.tensor(
+            [
+                token
+                for sequence, count in zip(members, kept, strict=True)
+                for token in sequence.tokens[sequence.computed - count + 1 : sequence.computed + 1]
+            ],
+            device=self._device,
+        )
+        if len(following) < batch.num_tokens:
+            counts = torch.tensor(kept, device=self._device)
+            place = torch.arange(batch.num_tokens, device=self._device) - batch.starts[batch.sequence]
+            keep = place < counts[batch.sequence]
+            batch, hidden, taps = batch.select(keep), hidden[keep], taps[keep]
+        self._drafter.observe(batch, hidden, taps, following)
+
+
+def _emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> Event:
+    """Adds tokens, one after another until one ends the request. Row first + i of logits [R, vocab] made token i."""
+    top, found, count = sequence.sampling.logprobs, [], 0
+    finish, error = None, None
+    while count < len(tokens) and finish is None:
+        token = tokens[count]
+        if top is not None:
+            found.append(TokenLogprob(token, *logprobs(logits[first + count], token, top)))
+        count += 1
+        try:
+            sequence.push(token)
+        except Exception as failure:
+            finish = Finish.ERROR
+            error = f"token {token} cannot be turned into text: {type(failure).__name__}: {failure}"
+        else:
+            finish = sequence.finish_after(token)
+    stop = sequence.text.stopped if sequence.text else None
+    return Event(sequence.id, tuple(tokens[:count]), finish, tuple(found), stop, error)
+
+
+def _count(block: Block, right: int) -> None:
+    stats = block.sequence.stats
+    stats.steps += 1
+    if block.forced:
+        stats.forced += right
+    else:
+        stats.count_drafts(len(block.drafts), right)

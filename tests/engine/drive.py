@@ -1,0 +1,72 @@
+"""Drives engines in tests: requests of every kind, a drafter that knows the answers, a loop that checks the books."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from stoker.engine.engine import Engine
+from stoker.engine.request import Event
+from stoker.model.batch import Batch
+from stoker.speculate.cost import DraftCost
+from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.sampling import Sampling
+
+PAGES, SLOTS, DEPTH = 24, 4, 6
+
+
+class Oracle:
+    """Knows the right continuation and spoils every `wrong`-th guess, so that blocks are accepted in part."""
+
+    taps: tuple[int, ...] = ()
+    max_depth = DEPTH
+    costs: Mapping[str, DraftCost] = {}
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int) -> None:
+        self.answers, self.wrong, self.asked = answers, wrong, 0
+
+    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None: ...
+
+    def reset(self, slot: int) -> None: ...
+
+    def flush(self, slot: int) -> None: ...
+
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        drafts = []
+        for request in requests:
+            answer = self.answers[tuple(request.prompt)][len(request.output) :][: request.depth]
+            for place in range(len(answer)):
+                self.asked += 1
+                if self.asked % self.wrong == 0:
+                    answer[place] = (answer[place] + 1) % 512
+            drafts.append(Draft(answer, [1.0] * len(answer)))
+        return drafts
+
+
+def settings_for(index: int, tokens: int = 20) -> Sampling:
+    """Greedy, sampled, filtered and penalised requests in turn."""
+    return [
+        Sampling(max_tokens=tokens),
+        Sampling(max_tokens=tokens, temperature=0.7, top_p=0.9, seed=index),
+        Sampling(
+            max_tokens=tokens, temperature=1.0, top_k=40, presence_penalty=0.5, repetition_penalty=1.2, seed=index
+        ),
+        Sampling(max_tokens=tokens, frequency_penalty=0.4, logit_bias={7: 1.5}),
+    ][index % 4]
+
+
+def drain(engine: Engine, limit: int = 2000) -> dict[int, list[int]]:
+    """Runs to the end, checking the books after every step. -> tokens by request."""
+    return {request: [t for event in events for t in event.tokens] for request, events in run(engine, limit).items()}
+
+
+def run(engine: Engine, limit: int = 2000) -> dict[int, list[Event]]:
+    """Events by request."""
+    events: dict[int, list[Event]] = {}
+    for _ in range(limit):
+        if engine.idle:
+            return events
+        for event in engine.step():
+            events.setdefault(event.request_id, []).append(event)
+        engine.check_integrity()
+    raise AssertionError("the engine did not come to an end")

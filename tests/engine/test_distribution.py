@@ -1,0 +1,181 @@
+"""Sampling is right, not only consistent: three tokens in a row are distributed as the model says, drafts and adaptive
+depth included; a chooser that is a little wrong is found by the same test."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.request import AUTO
+from stoker.model.batch import Batch
+from stoker.model.cache import Cache
+from stoker.speculate.cost import DraftCost, StepBytes
+from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.drafter import DraftRequest, accept
+from stoker.speculate.sampler import Row, choose
+from stoker.speculate.sampling import Sampling
+from tests.engine.mock import MockModel
+
+WORDS, SAMPLES, TOKENS = 6, 50_000, 3
+SLOTS = 256
+SETTINGS = [
+    Sampling(max_tokens=TOKENS, temperature=1.0),
+    Sampling(max_tokens=TOKENS, temperature=0.6, top_p=0.9),
+    Sampling(max_tokens=TOKENS, temperature=1.5, top_p=0.75),
+    Sampling(max_tokens=TOKENS, temperature=1.0, top_k=4),
+]
+
+
+def table(seed: int, words: int = WORDS) -> Tensor:
+    """Logits of the next word after each word."""
+    return torch.randn(words, words, generator=torch.Generator().manual_seed(seed)) * 1.2
+
+
+class Markov(MockModel):
+    """The next word depends on the last one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList()  # no experts to count
+        vocab = self.config.vocab_size
+        self._next = torch.full((vocab, vocab), -30.0)
+        self._next[:WORDS, :WORDS] = table(1)
+
+    def __call__(self, batch: Batch, cache: Cache, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        hidden = batch.token_ids[:, None].expand(-1, 8).float()
+        return hidden, hidden[:, :0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._next[hidden[:, 0].long()]
+
+
+class Cousin:
+    """Drafts from a distribution like the model's but not the same, with the same noise, as real drafters do."""
+
+    taps: tuple[int, ...] = ()
+    max_depth = 2
+    costs: Mapping[str, DraftCost] = {}
+
+    def __init__(self, model: Markov) -> None:
+        self._next = model._next.clone()
+        self._next[:WORDS, :WORDS] += 0.5 * table(2)
+        self.drafted = 0
+
+    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None: ...
+
+    def reset(self, slot: int) -> None: ...
+
+    def flush(self, slot: int) -> None: ...
+
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        guesses: list[list[int]] = [[] for _ in requests]
+        confidence: list[list[float]] = [[] for _ in requests]
+        for depth in range(max((request.depth for request in requests), default=0)):
+            live = [i for i, request in enumerate(requests) if request.depth > depth]
+            last = torch.tensor([(guesses[i] or requests[i].output)[-1] for i in live])
+            rows = [Row(requests[i].sampling, requests[i].length + depth) for i in live]
+            logits = self._next[last]
+            for i, word, chances in zip(live, choose(logits, rows).tolist(), logits.softmax(-1), strict=True):
+                guesses[i].append(word)
+                confidence[i].append(float(chances[word]))
+                self.drafted += 1
+        return [Draft(*both, "cousin") for both in zip(guesses, confidence, strict=True)]
+
+
+def exact(sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """Probability of every three words, worked out from the definition of temperature, top-k and top-p."""
+    rows = [_filtered((logits / sampling.temperature).softmax(0), sampling) for logits in table(1).double()]
+    chances = {}
+    for words in product(range(WORDS), repeat=TOKENS):
+        chance, last = 1.0, 0  # every prompt ends with word 0
+        for word in words:
+            chance, last = chance * float(rows[last][word]), word
+        if chance > 0:
+            chances[words] = chance
+    return chances
+
+
+def _filtered(chances: Tensor, sampling: Sampling) -> Tensor:
+    order = chances.argsort(descending=True)
+    kept, total = [], 0.0
+    for place, word in enumerate(order.tolist()):
+        if (sampling.top_k and place >= sampling.top_k) or (total >= sampling.top_p and place):
+            break
+        kept.append(word)
+        total += float(chances[word])
+    left = torch.zeros_like(chances)
+    left[kept] = chances[kept]
+    return left / left.sum()
+
+
+def sampled(sampling: Sampling, depth: Any) -> tuple[Counter[tuple[int, ...]], Cousin]:
+    """SAMPLES answers of three words, each with a seed of its own."""
+    model = Markov()
+    drafter = Cousin(model)
+    engine = Engine(model.decoder, EngineConfig(pages=SLOTS, slots=SLOTS, max_depth=2), drafter)
+    for seed in range(SAMPLES):
+        engine.submit([3, 0], Sampling(**{**vars(sampling), "seed": seed}), depth)
+    answers: dict[int, list[int]] = {}
+    while not engine.idle:
+        for event in engine.step():
+            answers.setdefault(event.request_id, []).extend(event.tokens)
+    return Counter(tuple(answer) for answer in answers.values()), drafter
+
+
+def p_value(found: Mapping[tuple[int, ...], int], chances: Mapping[tuple[int, ...], float]) -> float:
+    """Chi-square; rare outcomes are counted together so that every expected count is at least five."""
+    total = sum(found.values())
+    assert set(found) <= set(chances), "an outcome that has no probability"
+    common = {words: chance for words, chance in chances.items() if chance * total >= 5}
+    cells = [(found.get(words, 0), chance * total) for words, chance in common.items()]
+    rest = total - sum(count for count, _ in cells), total - sum(expected for _, expected in cells)
+    if rest[1] >= 5:
+        cells.append(rest)
+    statistic = sum((count - expected) ** 2 / expected for count, expected in cells)
+    freedom = torch.tensor((len(cells) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+@pytest.fixture(autouse=True)
+def _bytes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mock has no weights to count: a step costs much, another token little, so drafting pays."""
+    monkeypatch.setattr("stoker.engine.drafting.step_bytes", lambda model: StepBytes(fixed=1e6, token=1e3))
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=lambda s: f"t{s.temperature}-p{s.top_p}-k{s.top_k}")
+def test_three_tokens_in_a_row_have_the_models_own_distribution(sampling: Sampling) -> None:
+    found, drafter = sampled(sampling, AUTO)
+    assert sum(found.values()) == SAMPLES
+    assert drafter.drafted > SAMPLES / 4  # adaptive depth did draft
+    assert p_value(found, exact(sampling)) > 0.001
+
+
+def test_a_chooser_that_favours_drafts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The biased rule: one wrong draft in two is accepted all the same."""
+    wrong = 0
+
+    def biased(drafts: Sequence[int], targets: Sequence[int]) -> list[int]:
+        nonlocal wrong
+        if drafts and drafts[0] != targets[0]:
+            wrong += 1
+            if wrong % 2:
+                return [drafts[0]]
+        return accept(drafts, targets)
+
+    monkeypatch.setattr("stoker.engine.runner.accept", biased)
+    found, _ = sampled(SETTINGS[0], 2)
+    assert p_value(found, exact(SETTINGS[0])) < 1e-6
+
+
+def test_the_p_value_is_that_of_chi_square() -> None:
+    """Against the closed form for two degrees of freedom: p = exp(-x / 2)."""
+    chances: dict[tuple[int, ...], float] = {(0,): 0.5, (1,): 0.3, (2,): 0.2}
+    found: dict[tuple[int, ...], int] = {(0,): 480, (1,): 320, (2,): 200}
+    statistic = 20**2 / 500 + 20**2 / 300
+    assert p_value(found, chances) == pytest.approx(math.exp(-statistic / 2))

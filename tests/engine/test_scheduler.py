@@ -1,0 +1,146 @@
+"""Who runs when: first come, first served, prompts beside decoding, nobody starved, memory by the page."""
+
+from typing import Any, cast
+
+from stoker.engine.engine import MAX_ROWS, Engine, EngineConfig
+from stoker.engine.request import Event, Finish
+from stoker.speculate.sampling import Sampling
+from tests.engine.drive import run
+from tests.engine.mock import MockDrafter, MockModel, answer
+
+
+def new_engine(drafts: int = 0, **options: Any) -> Engine:
+    config = EngineConfig(**({"pages": 64, "slots": 4, "max_depth": max(1, drafts)} | options))
+    return Engine(MockModel().decoder, config, MockDrafter(drafts, wrong=5) if drafts else None)
+
+
+def step(engine: Engine) -> dict[int, Event]:
+    events = engine.step()
+    engine.check_integrity()
+    assert len({event.request_id for event in events}) == len(events)  # one event per request and step
+    return {event.request_id: event for event in events}
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_read_in_chunks() -> None:
+    engine = new_engine(prefill_budget=64)
+    first = engine.submit([1] * 10, Sampling(max_tokens=60))
+    step(engine)
+    second = engine.submit([2] * 1000, Sampling(max_tokens=5))
+    steps = 0
+    while second not in (events := step(engine)):
+        assert len(events[first].tokens) == 1
+        steps += 1
+    assert steps == 1000 // 64
+
+
+def test_the_budget_is_shared_in_the_order_of_arrival() -> None:
+    engine = new_engine(prefill_budget=128)
+    requests = [engine.submit([index] * 100, Sampling(max_tokens=3)) for index in range(3)]
+    firsts = []
+    while not engine.idle:
+        firsts += [request for request, event in step(engine).items() if request not in firsts and event.tokens]
+    assert firsts == requests
+
+
+def test_the_head_of_the_queue_is_not_overtaken_by_smaller_requests() -> None:
+    engine = new_engine(pages=4)
+    running = engine.submit([1] * 150, Sampling(max_tokens=30))
+    step(engine)
+    large = engine.submit([2] * 140, Sampling(max_tokens=4))  # 3 pages, one is free
+    small = [engine.submit([3] * 5, Sampling(max_tokens=4)) for _ in range(3)]
+    order = []
+    while not engine.idle:
+        order += [request for request, event in step(engine).items() if event.finish]
+    assert order[:2] == [running, large]
+    assert set(order[2:]) == set(small)
+
+
+def test_checkpoints_are_not_dropped_for_a_request_that_would_not_fit_anyway() -> None:
+    engine = new_engine(pages=6, slots=2, checkpoints=4)
+    engine.submit([9] * 130, Sampling(max_tokens=2))
+    run(engine)
+    kept = len(engine.scheduler.prefixes)
+    assert kept > 0  # two pages are pinned
+    engine.submit([1] * 120, Sampling(max_tokens=40))
+    step(engine)
+    engine.submit([2] * 330, Sampling(max_tokens=10))  # six pages: more than there are beside the first
+    for _ in range(5):
+        step(engine)
+    assert len(engine.scheduler.waiting) == 1
+    assert len(engine.scheduler.prefixes) >= kept
+    run(engine)
+    assert engine.stats().totals.finished["length"] == 3
+
+
+def test_nobody_starves_when_all_grow_beyond_memory() -> None:
+    """Six requests that would each fill the memory alone: they push each other out, and all come to their end."""
+    engine = new_engine(drafts=3, pages=5, slots=4)
+    prompts = [[index] * (40 + index) for index in range(6)]
+    for prompt in prompts:
+        engine.submit(prompt, Sampling(max_tokens=250), 3)
+    events = run(engine, limit=5000)
+    for request, prompt in enumerate(prompts):
+        assert [token for event in events[request] for token in event.tokens] == answer(prompt, 250)
+    assert engine.stats().preemptions > 0
+    ends = [events[request][-1].stats for request in range(6)]
+    assert sum(stats.preemptions for stats in ends if stats) == engine.stats().preemptions
+
+
+def test_a_step_of_more_rows_than_a_forward_may_have_is_split() -> None:
+    engine = new_engine(drafts=15, pages=64, slots=20)
+    prompts = [[index] * 30 for index in range(20)]
+    for prompt in prompts:
+        engine.submit(prompt, Sampling(max_tokens=40), 15)
+    model = cast(MockModel, engine.model)
+    events = run(engine)
+    assert model.most_rows <= MAX_ROWS < 20 * 16
+    assert model.step_rows == engine.stats().totals.step_tokens
+    for request, prompt in enumerate(prompts):
+        assert [token for event in events[request] for token in event.tokens] == answer(prompt, 40)
+
+
+def test_a_cancelled_request_is_gone_within_the_step_wherever_it_stands() -> None:
+    engine = new_engine(drafts=3, prefill_budget=64, slots=2)
+    decoding = engine.submit([1] * 10, Sampling(max_tokens=50), 3)
+    reading = engine.submit([2] * 500, Sampling(max_tokens=50), 3)
+    waiting = engine.submit([3] * 10, Sampling(max_tokens=50), 3)
+    for _ in range(3):
+        step(engine)
+    for request in (waiting, reading, decoding):
+        event = engine.cancel(request)
+        assert event is not None
+        assert event.finish is Finish.CANCELLED
+        assert event.stats is not None
+        assert request not in step(engine)
+    assert engine.idle
+    assert engine.stats().pages_used == engine.stats().slots_used == 0
+
+
+def test_a_request_is_told_what_it_cost_and_the_engine_adds_up() -> None:
+    engine = new_engine(drafts=4, checkpoints=4)
+    prompt = list(range(100))
+    engine.submit(prompt, Sampling(max_tokens=21), 4)
+    first = run(engine)[0][-1].stats
+    engine.submit([*prompt, *answer(prompt, 21), 7], Sampling(max_tokens=6), 2)
+    second = run(engine)[1][-1].stats
+    assert first is not None
+    assert second is not None
+    assert (first.prompt_tokens, first.cached_tokens, first.prefill_tokens, first.output_tokens) == (100, 0, 100, 21)
+    assert (second.prompt_tokens, second.cached_tokens, second.prefill_tokens) == (122, 64, 58)
+    # the drafter is wrong at every fifth position: the token after 99 comes from prefill, 100 to 104 from a step ...
+    assert first.steps == sum(first.depths.values())
+    assert first.drafted == sum(first.drafted_at)
+    assert first.accepted == sum(first.accepted_at) == first.output_tokens - 1 - first.steps
+    assert first.queue_s >= 0.0
+    assert first.prefill_s > 0.0
+    assert first.decode_s > 0.0
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.pages_used, stats.slots_used) == (0, 0, 1, 0)
+    assert (stats.checkpoints, stats.pages, stats.slots) == (1, 64, 4)
+    totals = stats.totals
+    assert totals.steps == first.steps + second.steps
+    assert totals.step_tokens == first.drafted + second.drafted + totals.steps
+    assert (totals.prefill_tokens, totals.cached_tokens, totals.output_tokens) == (158, 64, 27)
+    assert totals.finished == {"stop": 0, "length": 2, "cancelled": 0, "error": 0}
+    assert stats.cache_bytes > 0
+    assert engine.stats().totals is not totals  # a copy, not a window

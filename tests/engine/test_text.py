@@ -1,0 +1,68 @@
+"""Text comes out as soon as it is sure: characters whole, and nothing of a stop string."""
+
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from stoker.demo.tokenizer import write_byte_tokenizer
+from stoker.engine.text import TextStream
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Bytes: every character is a token, every accented one two."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_byte_tokenizer(Path(folder))
+        return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+
+
+def pieces(tokenizer: Tokenizer, text: str, stops: Sequence[str]) -> tuple[list[str], str | None]:
+    """What is shown after each token and at the end, up to a stop."""
+    stream = TextStream(tokenizer, stops)
+    shown = []
+    for token in tokenizer.encode(text).ids:
+        shown.append(stream.push(token))
+        if stream.stopped is not None:
+            break
+    return [*shown, stream.flush()], stream.stopped
+
+
+def test_halves_of_a_character_are_held_back(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "aé!", []) == (["a", "", "é", "!", ""], None)
+
+
+def test_what_could_begin_a_stop_string_waits_until_it_is_decided(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "a\n\nb", ["\n\nUser"]) == (["a", "", "", "\n\nb", ""], None)
+    assert pieces(tokenizer, "a\n\nUser", ["\n\nUser"]) == (["a", *[""] * 6, ""], "\n\nUser")
+    assert pieces(tokenizer, "a\n\nUs", ["\n\nUser"]) == (["a", "", "", "", "", "\n\nUs"], None)  # the text ended first
+
+
+def test_a_false_start_does_not_hide_the_real_one(tokenizer: Tokenizer) -> None:
+    assert "".join(pieces(tokenizer, "xaaab!", ["aab"])[0]) == "xa"
+    assert pieces(tokenizer, "ababac", ["abac"]) == (["", "", "", "ab", "", "", ""], "abac")
+
+
+def test_the_stop_that_is_complete_first_counts(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "one two", ["two", "ne"])[1] == "ne"
+    assert pieces(tokenizer, "abc", ["abc", "ab"]) == (["", "", ""], "ab")
+
+
+def test_a_stop_that_ends_while_none_may_is_text(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, ["ab"])
+    shown = [stream.push(token, may_stop=place >= 3) for place, token in enumerate(tokenizer.encode("abaab").ids)]
+    assert "".join(shown) == "aba"
+    assert stream.stopped == "ab"
+
+
+def test_pieces_make_up_the_decoded_text_whatever_the_tokens(tokenizer: Tokenizer) -> None:
+    """Random bytes are mostly no valid UTF-8."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        tokens = [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
+        stream = TextStream(tokenizer, ["\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd!"])
+        text = "".join([*(stream.push(token) for token in tokens), stream.flush()])
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
