@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lossless lint format clean
 
-demo: $(READY)  ## serve and measure a small model on this machine
+demo: $(READY)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
 test: $(READY) lint  ## what CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
+	$(BIN)/python -m benchmarks.lossless
 
 lint: $(READY)
 	$(BIN)/ruff check .

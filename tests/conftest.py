@@ -1,6 +1,12 @@
-"""Small random checkpoints shared by the tests, made once per run."""
+"""Small random checkpoints shared by the tests, made once per run.
 
+Tests and the processes they start use one thread: their matrices are small, and other tests run beside them.
+"""
+
+import os
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import pytest
 import torch

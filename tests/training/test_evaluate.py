@@ -94,7 +94,7 @@ def test_mtp_acceptance_is_that_of_drafting_by_the_training_forward(model: Model
         if place % 5:
             tokens[place] = _drafts(model, tokens[:place], 1)[0]
     expected, last = Acceptance(), 20
-    while last + 2 < len(tokens):
+    while last + 3 < len(tokens):
         drafts = _drafts(model, tokens[: last + 1], 2)
         right = next((i for i in range(2) if drafts[i] != tokens[last + 1 + i]), 2)
         expected += Acceptance(1, right, 2)

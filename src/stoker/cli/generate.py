@@ -22,23 +22,27 @@ def generate(
     prompt: Annotated[str, typer.Option(help="The text to continue, or with --chat the user's message.")],
     max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that make up this share.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from that many likeliest tokens; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "none",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Continue a text, or answer a message with --chat."""
     need_engine()
-    from stoker.engine.engine import check_request
+    from stoker.engine.config import check_request
     from stoker.engine.generate import Timing
     from stoker.engine.generate import generate as run
+    from stoker.engine.request import AUTO
     from stoker.engine.tokenizer import Tokenizer
     from stoker.speculate.sampling import Sampling
 
     directory = checkpoint_at(model)
-    sampling = Sampling(
-        max_tokens=max_tokens, temperature=temperature, seed=seed
-    )  # refuses bad numbers before anything is loaded
+    sampling = Sampling(  # refuses bad numbers before anything is loaded
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ())
+    )
     choice = DraftChoice.parse(draft)
     loaded = load_with_progress(directory)
     tokenizer = Tokenizer(directory)
@@ -48,17 +52,21 @@ def generate(
 
     timing = Timing()
     produced: list[int] = []
-    stream = tokenizer.stream()
+    stream, text = tokenizer.stream(sampling.stop), ""
+    depth = AUTO if choice.adaptive else choice.depth
     drafter = partial(choice.build, loaded.model, directory)
-    for token in run(loaded.model, ids, sampling, timing, choice.depth, drafter):
+    for token in run(loaded.model, ids, sampling, timing, depth, drafter, tokenizer.backend):
         produced.append(token)
+        piece = stream.push(token)
+        text += piece
         if not as_json:
-            typer.echo(stream(token), nl=False)
+            typer.echo(piece, nl=False)
+    rest = stream.flush()
     steps_per_s = timing.steps / timing.decode_s if timing.steps else 0.0
     accepted = (len(produced) - 1) / timing.steps if timing.steps else 0.0  # the first token came out of prefill
     if as_json:
         result = {
-            "text": tokenizer.decode(produced),
+            "text": text + rest,
             "token_ids": produced,
             "prompt_tokens": len(ids),
             "completion_tokens": len(produced),
@@ -69,7 +77,7 @@ def generate(
         }
         typer.echo(json.dumps(result))
         return
-    typer.echo()
+    typer.echo(rest)
     typer.echo(
         f"{len(ids)} tokens in, {len(produced)} out; prefill {timing.prefill_s:.2f} s, "
         f"then {steps_per_s * accepted:.1f} tokens/s at {accepted:.2f} tokens per step",

@@ -7,6 +7,7 @@ import typer
 
 import stoker
 from stoker.cli.build import build
+from stoker.cli.chat import chat
 from stoker.cli.generate import generate
 from stoker.cli.inspect import inspect
 from stoker.cli.progress import error_console
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(chat)
 app.command()(build)
 app.command()(inspect)
 

@@ -1,121 +1,108 @@
-"""`make demo`: runs a small model of the real architecture, checks it against transformers, and drafts with it.
+"""`make demo`: the embedded model answers on this CPU, plainly and with every way of drafting, and is compared token
+for token."""
 
-The weights are random, so the text is noise and drafts are rarely right; the network, its loading, drafting and
-exactness are the real thing.
-"""
-
-import logging
-import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stoker.demo.random_checkpoint import (
-    small_config,
-    small_drafter_config,
-    write_random_checkpoint,
-    write_random_drafter,
-)
-from stoker.demo.tokenizer import write_byte_tokenizer
+from stoker.demo import EMBEDDED, prompts
 from stoker.engine.generate import Timing, generate
+from stoker.engine.request import AUTO
 from stoker.engine.tokenizer import Tokenizer
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_model
-from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
+from stoker.model.load import Loaded, load_model
+from stoker.speculate.choice import DraftChoice
 from stoker.speculate.sampling import Sampling
 
-PROMPTS = {
-    "JSON": '{"invoice": "2026-0117", "lines": [{"item": "paper, A4", "quantity": 3, "price": 4.20}], "total": ',
-    "code": "def mean(values: list[float]) -> float:\n    if not values:\n        raise ValueError(",
-    "prose": "The harbour was quiet in the morning, and the boats that had come in during the night lay ",
-    "agent": "<tool_call>\n<function=read_file>\n<parameter=path>\nsrc/main.py\n</parameter>\n</function>\n",
-}
-DRAFTS = ("mtp:2", "dflash:4", "lookup:4")
-TOKENS = 48
+METHODS = {"none": "plain", "mtp:3": "MTP, 3 deep", "dflash:12": "DFlash, 12 deep", "lookup:8": "lookup, 8 deep"}
+METHODS |= {"lookup+mtp:auto": "lookup + MTP, adaptive", "lookup+dflash:auto": "lookup + DFlash, adaptive"}
+TITLES = {"JSON": "invoice to JSON", "agent": "tool call, third turn", "code": "Python", "prose": "a novel"}
+PER_KIND, TOKENS = 4, 96
 
-Prompts = dict[str, list[int]]  # token ids by kind
+
+@dataclass
+class Outcome:
+    """One way of drafting on all prompts of a kind."""
+
+    answers: list[list[int]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Those that steps made; the first of an answer comes out of prefill."""
+        return sum(len(answer) - 1 for answer in self.answers)
 
 
 def main() -> None:
     console = Console(highlight=False)
-    config = small_config(
-        hidden_size=256, num_hidden_layers=8, num_experts=16, num_experts_per_tok=2, moe_intermediate_size=128,
-        shared_expert_intermediate_size=128, head_dim=64, linear_num_value_heads=8, linear_key_head_dim=64,
-        linear_value_head_dim=64, vocab_size=1024,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
-        directory = Path(folder)
-        write_random_checkpoint(directory, config)
-        write_random_drafter(directory / DRAFTER_FOLDER, small_drafter_config(config))
-        write_byte_tokenizer(directory)
-        model = load_model(directory, dtype=torch.float32).model
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        console.print(
-            f"A Qwen3.5-style hybrid (6 GatedDeltaNet + 2 attention layers, 16 experts, MTP head, "
-            f"{parameters / 1e6:.1f} M parameters) and a DFlash drafter. [bold]Their weights are random[/]: a trained "
-            "model is not embedded yet, so watch the numbers, not the text.\n"
-        )
-        tokenizer = Tokenizer(directory)
-        prompts = {kind: tokenizer.encode(text) for kind, text in PROMPTS.items()}
-        table = Table("prompt", "Stoker\ntokens/s", "transformers\ntokens/s", "identical", title="plain decoding")
-        drafting = Table("prompt", *(f"{draft}\ntokens/step" for draft in DRAFTS), "identical", title="drafting")
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("generating", total=len(PROMPTS) * (2 + len(DRAFTS)))
-            answers = _plain(model, directory, prompts, table, partial(bar.advance, task))
-            _drafted(model, directory, prompts, answers, drafting, partial(bar.advance, task))
-        console.print(table)
-        console.print(drafting)
-        console.print(
-            f"Measured here: fp32 on this CPU, batch 1, greedy, {TOKENS} tokens each. 'identical' counts tokens equal "
-            "to those of transformers' generate, and to those of plain decoding. Random drafters are rarely right, and "
-            "lookup only where the noise repeats itself; a wrong draft costs time and never changes a token."
-        )
+    loaded = load_model(EMBEDDED)
+    parameters = 37.1  # million, trunk, MTP head and drafter: MODEL_CARD.md
+    console.print(
+        f"The embedded model: a Qwen3.5-style hybrid (6 GatedDeltaNet + 2 attention layers, 4 of 16 experts) with MTP "
+        f"head and DFlash drafter, {parameters} M parameters in INT4, FP8, INT8 and BF16. What it was trained on and "
+        "what it can do: src/stoker/demo/MODEL_CARD.md\n"
+    )
+    tokenizer = Tokenizer(EMBEDDED)
+    asked = {kind: [tokenizer.encode(text) for text in prompts()[kind][:PER_KIND]] for kind in TITLES}
+    outcomes: dict[tuple[str, str], Outcome] = {}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("answering", total=len(TITLES) * len(METHODS) * PER_KIND)
+        _answer(loaded, "lookup+mtp:auto", asked["JSON"][:1], lambda: None)  # warms up
+        for kind, texts in asked.items():
+            for method in METHODS:
+                outcomes[kind, method] = _answer(loaded, method, texts, partial(bar.advance, task, 1))
+    console.print(_example(tokenizer, asked["JSON"][0], outcomes["JSON", "none"].answers[0]), markup=False)
+    console.print(_table(outcomes))
+    console.print(
+        f"Measured here, on this CPU: batch 1, greedy, {PER_KIND} unseen prompts of each kind, up to {TOKENS} "
+        "tokens each, decoding only. 'identical' compares every token with plain decoding."
+    )
 
 
-def _plain(model: Decoder, directory: Path, prompts: Prompts, table: Table, advance: Callable[[int], None]) -> Prompts:
-    """Stoker beside transformers on the same checkpoint. -> answers by prompt."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    for name in ("transformers", "transformers.modeling_utils"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    answers = {}
-    for kind, ids in {"warm up": [1, 2, 3], **prompts}.items():
+def _answer(loaded: Loaded, method: str, texts: list[list[int]], advance: Callable[[], None]) -> Outcome:
+    choice, outcome = DraftChoice.parse(method), Outcome()
+    sampling = Sampling(max_tokens=TOKENS, stop_ids=loaded.config.eos_token_ids)
+    for text in texts:
         timing = Timing()
-        answers[kind] = list(generate(model, ids, Sampling(max_tokens=TOKENS), timing))
-        started = time.perf_counter()
-        reply = theirs.generate(torch.tensor([ids]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
-        elapsed = time.perf_counter() - started
-        if kind not in prompts:
-            continue
-        equal = sum(a == b for a, b in zip(answers[kind], reply[0, len(ids) :].tolist(), strict=True))
-        rate = TOKENS / (timing.prefill_s + timing.decode_s)
-        table.add_row(kind, f"{rate:.1f}", f"{TOKENS / elapsed:.1f}", f"{equal} of {TOKENS}")
-        advance(2)
-    return answers
+        depth = AUTO if choice.adaptive else choice.depth
+        build = partial(choice.build, loaded.model, EMBEDDED)
+        outcome.answers.append(list(generate(loaded.model, text, sampling, timing, depth, build)))
+        outcome.steps += timing.steps
+        outcome.seconds += timing.decode_s
+        advance()
+    return outcome
 
 
-def _drafted(
-    model: Decoder, directory: Path, prompts: Prompts, answers: Prompts, table: Table, advance: Callable[[int], None]
-) -> None:
-    for kind, ids in prompts.items():
-        cells, equal = [], 0
-        for draft in DRAFTS:
-            choice, timing = DraftChoice.parse(draft), Timing()
-            build = partial(choice.build, model, directory)
-            answer = list(generate(model, ids, Sampling(max_tokens=TOKENS), timing, choice.depth, build))
-            cells.append(f"{(TOKENS - 1) / timing.steps:.2f}")
-            equal += sum(a == b for a, b in zip(answer, answers[kind], strict=True))
-            advance(1)
-        table.add_row(kind, *cells, f"{equal} of {TOKENS * len(DRAFTS)}")
+def _example(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> str:
+    return f"{tokenizer.decode(prompt).strip()}\n\n{tokenizer.decode(answer).strip()}\n"
+
+
+def _table(outcomes: dict[tuple[str, str], Outcome]) -> Table:
+    table = Table("text", "drafting", title="decoding with the embedded model")
+    for name in ("tokens/s", "steps/s", "tokens\nper step", "speed-up", "identical"):
+        table.add_column(name, justify="right")
+    for kind, title in TITLES.items():
+        plain = outcomes[kind, "none"]
+        for method, name in METHODS.items():
+            found = outcomes[kind, method]
+            pairs = [zip(a, b, strict=False) for a, b in zip(found.answers, plain.answers, strict=True)]
+            same = sum(a == b for pair in pairs for a, b in pair)
+            rate = found.tokens / found.seconds
+            table.add_row(
+                title if method == "none" else "",
+                name,
+                f"{rate:.0f}",
+                f"{found.steps / found.seconds:.0f}",
+                f"{found.tokens / found.steps:.2f}",
+                f"{rate / (plain.tokens / plain.seconds):.2f}x",
+                f"{same} of {sum(map(len, plain.answers))}",
+                end_section=method == list(METHODS)[-1],
+            )
+    return table
 
 
 if __name__ == "__main__":
