@@ -94,8 +94,8 @@ def _answers(
 def _table(outcomes: dict[str, dict[str, Outcome]]) -> Table:
     table = Table("text", title="decoding with the embedded model", box=SIMPLE, pad_edge=False)
     table.add_column("drafting", no_wrap=True)
-    for name in ("tokens/s", "steps/s", "per step", "speed-up"):
-        table.add_column(name, justify="right")
+    for name in ("tok/s", "steps/s", "tok/step", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("identical", justify="right", no_wrap=True)
     for kind in KINDS:
         plain = outcomes[PLAIN][kind]
