@@ -111,6 +111,7 @@ class Screen:
     def __init__(self, directory: Path, *options: str) -> None:
         self.pid, self._file = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in parallel may have it ignored
             os.execv(STOKER[0], [*STOKER, "chat", "--model", str(directory), *options])
         self.shown = ""
         self._mark = 0

@@ -92,9 +92,10 @@ def _answers(
 
 
 def _table(outcomes: dict[str, dict[str, Outcome]]) -> Table:
-    table = Table("text", title="decoding with the embedded model", box=SIMPLE, pad_edge=False)
+    table = Table(title="decoding with the embedded model", box=SIMPLE, pad_edge=False)
+    table.add_column("text", no_wrap=True, min_width=5)
     table.add_column("drafting", no_wrap=True)
-    for name in ("tok/s", "steps/s", "tok/step", "speed-up"):
+    for name in ("tok/s", "steps/s", "tok/step", "speedup"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("identical", justify="right", no_wrap=True)
     for kind in KINDS:
