@@ -128,6 +128,14 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self._file, text.encode())
 
+    def settle(self) -> None:
+        """Until line editing waits for a key: a signal between the prompt and that moment is seen only after a key."""
+        state = Path(f"/proc/{self.pid}/stat")
+        idle = 0
+        while idle < 10:
+            idle = idle + 1 if state.read_text().rpartition(")")[2].split()[0] == "S" else 0
+            time.sleep(0.05)
+
     def engine(self) -> int:
         """The engine process: the child that loads the model, not the one that counts resources."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
@@ -150,6 +158,7 @@ def screen(talkative: Path) -> Iterator[Screen]:
 def test_in_a_terminal_control_c_stops_the_answer_and_a_killed_engine_is_started_again(screen: Screen) -> None:
     screen.wait_for("8,192 tokens of context · drafting: none")
     screen.wait_for("> ")
+    screen.settle()
     screen.type("\x03")  # goes to the engine as well, as to every process of a terminal
     screen.wait_for("Nothing is running.")
     screen.type("Tell me everything\r")
