@@ -1,25 +1,15 @@
 """`make lossless` in small: the same configurations, twelve prompts, 64 tokens each, on the embedded model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from itertools import combinations, product
 
 import pytest
-import torch
 from benchmarks.lossless import FACTORS, Answers, Configuration, Model, compare, covering_set
 
 PROMPTS, TOKENS = 12, 64
 Plain = Callable[[str, str], Answers]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several threads, by far where the machine has other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
