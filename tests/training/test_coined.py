@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from training.data import calls, coined_calls, coined_invoices, coined_notes, names, words
 from training.data.build import GENERATORS, TOKENIZER_SOURCES, generated
-from training.data.invoice_parts import HELD_LINES, HELD_ROWS, KEYS, MONEY
+from training.data.invoice_parts import CURRENCIES, HELD_LINES, HELD_ROWS, KEYS, MONEY
 from training.data.sample import Chat, Split
 from training.data.styles import line_style, row_style
 from training.data.tool_parts import HELD_VERBS, VERBS
@@ -111,13 +111,47 @@ def test_names_are_hardly_ever_met_twice(source: str) -> None:
     assert len(set(met)) > 0.6 * len(met)
 
 
+def stands_by(label: str, value: str, text: str) -> bool:
+    """Is the value printed right after the label, or before it in brackets?"""
+    label, value, text = words.spoken(label), words.spoken(value), words.spoken(text)
+    after = rf"(?<!\w){re.escape(label)}(?: is | was |\W+){re.escape(value)}"
+    return re.search(after, text) is not None or f"{value} ({label})" in text
+
+
 def test_every_note_can_be_copied() -> None:
     for chat in chats("coined_notes"):
         question, answer = (message["content"] for message in chat.messages)
         said = {True: "yes", False: "no"}
         for key, value in json.loads(answer).items():
             assert key in question
-            assert (said[value] if isinstance(value, bool) else str(value)) in question
+            assert stands_by(key, said[value] if isinstance(value, bool) else str(value), question)
+
+
+def test_an_explained_key_holds_the_value_of_its_label() -> None:
+    checked = 0
+    for chat in chats("coined_invoices"):
+        question, answer = (message["content"] for message in chat.messages)
+        if not re.search("(?:these keys|stand for|writing|kulcsokkal)[: ].* for ", question):
+            continue
+        for key, value in json.loads(answer).items():
+            explained = re.search(rf"(?<![\w-]){re.escape(key)} for (.+?)(?:, |\.\n|\.$)", question, re.MULTILINE)
+            if explained and isinstance(value, str) and explained[1] != "the currency":
+                assert stands_by(explained[1], value, question)
+                checked += 1
+    assert checked > 100
+
+
+def test_a_key_spelled_as_its_label_holds_the_value_of_that_label() -> None:
+    right = wrong = 0
+    for chat in chats("coined_invoices"):
+        question, answer = (message["content"] for message in chat.messages)
+        if re.search("these keys: [^,.]* (?:for|=|as|->) |stand for: |, writing |ezekkel a kulcsokkal", question):
+            continue
+        for key, value in json.loads(answer).items():
+            if key in coined_names(chat) and isinstance(value, str) and value not in CURRENCIES:
+                shared = stands_by(key, value, question)
+                right, wrong = right + shared, wrong + (not shared)
+    assert wrong < 0.3 * right  # those that only resemble their label
 
 
 def test_every_invoice_can_be_copied() -> None:
@@ -129,7 +163,7 @@ def test_every_invoice_can_be_copied() -> None:
             assert key in question
             if isinstance(value, float):
                 assert any(write(round(100 * value)) in question for write in MONEY.values())
-            elif not isinstance(value, list) and value not in ("EUR", "USD", "GBP", "HUF", "PLN", "CZK"):
+            elif not isinstance(value, list) and value not in CURRENCIES:
                 assert str(value) in question  # a currency may be there by its sign
 
 

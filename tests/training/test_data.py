@@ -12,7 +12,7 @@ from training.batches import PROMPT_WEIGHT, WEIGHTS, Marks, Mixture, emphasis, l
 from training.chat import render
 from training.config import TINY
 from training.data import arithmetic, calls, coined_calls, invoices, records
-from training.data.build import GENERATORS, TOKENIZER_SOURCES, build, generated
+from training.data.build import GENERATORS, TOKENIZER_SOURCES, build, generated, tokenizer_texts
 from training.data.corpora import COLLECTORS
 from training.data.invoice_parts import HELD_KEYS, HELD_LABELS, HELD_LINES, HELD_ROWS, KEYS, LABELS, LINES, ROWS, layout
 from training.data.sample import Chat, Split
@@ -66,6 +66,11 @@ def test_a_generator_gives_the_bytes_that_were_recorded() -> None:
 
     assert first(TOKENIZER_SOURCES) == "b6f10f70477dd4c6"  # these also make the tokenizer, which trained weights need
     assert first(GENERATORS) == "0ec9a22b74a6733c"
+
+
+def test_the_tokenizer_learns_from_its_own_sources_only() -> None:
+    later = [source for source in GENERATORS if source not in TOKENIZER_SOURCES]
+    assert not set(tokenizer_texts(SCALE, corpora=False)) & {t for s in later for t in generated(s, "train", 40)}
 
 
 @pytest.mark.parametrize("source", [name for name in GENERATORS if name != "questions"])  # a small table of facts
