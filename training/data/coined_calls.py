@@ -85,7 +85,8 @@ def ask(rng: random.Random, tool: Tool) -> Wish:
         also = names.ALSO_SAID.get(tool.verb, tool.verb)
         verb = rng.choice(OPENINGS).format(verb=also if rng.random() < 0.3 else tool.verb)
     text = f"{verb[0].upper()}{verb[1:]} {rng.choice([f'the {thing}', words.a(thing), f'my {thing}'])} "
-    end = "?" if verb.startswith(("Can", "What")) else rng.choice([".", ".", ", please."])
+    polite = [".", ".", "." if verb.startswith("Please") else ", please."]
+    end = "?" if verb.startswith(("Can you", "What")) else rng.choice(polite)
     return Wish(tool, text + ", ".join(named) + end, arguments)
 
 
