@@ -4,6 +4,8 @@ Rows of conversations begin at the beginning of one, as prompts do; rows of runn
 """
 
 import lzma
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,20 +14,24 @@ from tokenizers import Tokenizer
 
 # share of the rows of a batch; sources that are absent are left out and the rest scaled up
 WEIGHTS = {
-    "invoices": 0.22,
-    "calls": 0.19,
-    "calls_single": 0.07,
-    "records": 0.08,
-    "logs": 0.02,
-    "arithmetic": 0.04,
-    "questions": 0.04,
-    "stories": 0.05,
-    "code": 0.10,
+    "invoices": 0.14,
+    "calls": 0.12,
+    "calls_single": 0.05,
+    "records": 0.05,
+    "coined_notes": 0.05,
+    "coined_invoices": 0.08,
+    "coined_calls": 0.08,
+    "calls_confusable": 0.05,
+    "logs": 0.01,
+    "arithmetic": 0.03,
+    "questions": 0.03,
+    "stories": 0.03,
+    "code": 0.13,
     "code_tests": 0.03,
-    "manual": 0.04,
-    "databases": 0.04,
-    "novels": 0.06,
-    "jargon": 0.02,
+    "manual": 0.03,
+    "databases": 0.03,
+    "novels": 0.05,
+    "jargon": 0.01,
 }
 RUNNING_TEXT = frozenset(["logs", "code", "code_tests", "manual", "databases", "novels", "jargon"])
 PROMPT_WEIGHT = 0.2  # of what the assistant only reads: its random names and numbers cannot be learned
@@ -34,6 +40,22 @@ PROMPT_WEIGHT = 0.2  # of what the assistant only reads: its random names and nu
 def read_shard(path: Path) -> np.ndarray:
     """uint16 tokens of one source."""
     return np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
+
+
+def emphasis(text: str) -> dict[str, float]:
+    """Factors of sources from text such as "code=3,code_tests=2"."""
+    factors: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        source, _, factor = part.partition("=")
+        try:
+            factors[source] = float(factor)
+        except ValueError:
+            raise ValueError(f"'{part}' does not say how often; write SOURCE=FACTOR, such as code=3.") from None
+        if source not in WEIGHTS:
+            raise ValueError(f"there is no source '{source}' to emphasise; there are {', '.join(WEIGHTS)}.")
+        if not 0 <= factors[source] < math.inf:
+            raise ValueError(f"{source} cannot be taken {factor} times as often; give a factor of 0 or more.")
+    return factors
 
 
 @dataclass(frozen=True)
@@ -69,9 +91,16 @@ def loss_weights(tokens: np.ndarray, marks: Marks, prompt_weight: float = PROMPT
 
 
 class Mixture:
-    """Weighted rows of several sources."""
+    """Weighted rows of several sources; `factors` make some of them more or less frequent than WEIGHTS says."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, split: str = "train", only: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        tokenizer: Tokenizer,
+        split: str = "train",
+        only: tuple[str, ...] = (),
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
         self.marks = Marks.of(tokenizer)
         shards = {path.stem: path for path in sorted((directory / split).glob("*.xz"))}
         chosen = {name: weight for name, weight in WEIGHTS.items() if name in shards and (not only or name in only)}
@@ -83,7 +112,11 @@ class Mixture:
         self.names = list(chosen)
         self.tokens = {name: read_shard(shards[name]) for name in self.names}
         self.starts = {name: self._starts(name) for name in self.names}
-        shares = np.array([chosen[name] for name in self.names])
+        shares = np.array([chosen[name] * (factors or {}).get(name, 1.0) for name in self.names])
+        if not shares.sum() > 0:
+            raise ValueError(
+                f"every source there is ({', '.join(self.names)}) has a factor of 0; leave one of them in."
+            )
         self.shares = shares / shares.sum()
 
     def _starts(self, name: str) -> np.ndarray:

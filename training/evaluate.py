@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from training import tokenizer as tokenizers
 from training.batches import read_shard
 from training.chat import prompt_of
-from training.data import calls, invoices, records
+from training.data import calls, coined_calls, coined_invoices, coined_notes, invoices, records
 from training.data.sample import Chat, Split, Text
 from training.scoring import calls_in, compressed_bits_per_byte, expected_calls, same_calls, same_json
 from training.served import SLOTS, Acceptance, Served
@@ -185,6 +185,10 @@ def evaluate(
             keep(f"records, {split}", run.extraction(note, split, 100))
             keep(f"single-turn calls, {split}", run.tool_calls(calls.single_turn, split, 200))
             keep(f"three-turn calls, {split}", run.tool_calls(calls.three_turns, split, 50))
+            keep(f"coined notes, {split}", run.extraction(coined_notes.make, split, 100))
+            keep(f"coined invoices, {split}", run.extraction(coined_invoices.make, split, 100))
+            keep(f"coined calls, {split}", run.tool_calls(coined_calls.single_turn, split, 100))
+            keep(f"confusable three-turn calls, {split}", run.tool_calls(calls.confusable_three_turns, split, 50))
         keep("bits per byte", run.bits_per_byte())
         keep("acceptance", run.acceptance())
     return report

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.batches import Mixture
+from training.batches import Mixture, emphasis
 from training.state import PROGRESS, load_run, save_run
 from training.tokenizer import load as load_tokenizer
 
@@ -41,6 +41,7 @@ class Plan:
     int4_from: float = 1.0  # share of the steps after which weights are rounded to INT4 in the forward pass
     int4_group: int = 128
     compile: bool = False
+    emphasise: str = ""  # sources to take more often than training.batches.WEIGHTS says: "code=3,code_tests=2"
 
     def lr_at(self, done: float, since_restart: int) -> float:
         """Warm-up, constant, linear fall by the share `done` of the run. A run without its moments warms up again."""
@@ -66,6 +67,10 @@ def parse(description: str, **defaults: Any) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--by-clock", action="store_true", help="lay the learning rate out over --minutes, not --steps")
     parser.add_argument("--light", action="store_true", help="keep bf16 weights only, no optimizer state")
     options = parser.parse_args()
+    try:
+        emphasis(options.emphasise)
+    except ValueError as wrong:
+        parser.error(str(wrong))
     return Plan(**{field.name: getattr(options, field.name) for field in fields(Plan)}), options
 
 
@@ -92,7 +97,7 @@ def adamw(named: Iterable[tuple[str, nn.Parameter]], plan: Plan, where: torch.de
 
 def mixture(plan: Plan, only: tuple[str, ...] = ()) -> Mixture:
     data = Path(plan.data)
-    return Mixture(data / "shards", load_tokenizer(data / "tokenizer"), only=only)
+    return Mixture(data / "shards", load_tokenizer(data / "tokenizer"), only=only, factors=emphasis(plan.emphasise))
 
 
 def to_device(drawn: tuple[np.ndarray, np.ndarray], where: torch.device) -> tuple[Tensor, Tensor]:
@@ -177,7 +182,8 @@ def train(
 def _check_plan(before: dict[str, Any], plan: Plan, run: Path) -> None:
     """Data order and schedule hang on the plan, so a run may not change it on the way; speed settings may change."""
     free = {"compile", "dispatch", "data"}
-    changed = {k: (before.get(k), v) for k, v in asdict(plan).items() if k not in free and before.get(k) != v}
+    begun = asdict(Plan()) | before  # an option that did not exist yet had its default
+    changed = {k: (begun[k], v) for k, v in asdict(plan).items() if k not in free and begun[k] != v}
     if changed:
-        listed = ", ".join(f"{name} was {old} and is now {new}" for name, (old, new) in changed.items())
+        listed = ", ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in changed.items())
         raise SystemExit(f"{run} was begun with another plan: {listed}. Use the same options or another --run.")

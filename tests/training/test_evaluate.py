@@ -94,7 +94,7 @@ def test_mtp_acceptance_is_that_of_drafting_by_the_training_forward(model: Model
         if place % 5:
             tokens[place] = _drafts(model, tokens[:place], 1)[0]
     expected, last = Acceptance(), 20
-    while last + 3 < len(tokens):
+    while last + 3 < len(tokens):  # as long as a wholly accepted block leaves a token to go on from
         drafts = _drafts(model, tokens[: last + 1], 2)
         right = next((i for i in range(2) if drafts[i] != tokens[last + 1 + i]), 2)
         expected += Acceptance(1, right, 2)
@@ -129,6 +129,9 @@ def test_a_whole_evaluation_reports_every_score(
     report = evaluate(checkpoint, checkpoint / "dflash", data, jobs=1, device="cpu", limit=0.01)
     for split in ("known", "unseen"):
         assert 0 <= report[f"invoices, {split}"]["exact"] <= report[f"invoices, {split}"]["valid_json"] <= 1
-        assert 0 <= report[f"three-turn calls, {split}"]["right"] <= 1
+        for score in ("three-turn calls", "coined calls", "confusable three-turn calls"):
+            assert 0 <= report[f"{score}, {split}"]["right"] <= report[f"{score}, {split}"]["right_tool_per_turn"] <= 1
+        for score in ("records", "coined notes", "coined invoices"):
+            assert 0 <= report[f"{score}, {split}"]["exact"] <= 1
     assert set(report["acceptance"]) == {"json", "json, unseen", "agent"}  # no corpora in the miniature
     assert report["acceptance"]["agent"]["dflash emitted per step"] >= 1

@@ -2,6 +2,7 @@
 what comes out is a checkpoint that drafts."""
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,23 @@ def test_without_its_moments_a_run_warms_up_again_and_still_learns(
 def test_another_plan_is_refused(trunk: Path, rows: Mixture) -> None:
     with pytest.raises(SystemExit, match=r"lr was 0\.006 and is now 0\.001"):
         train_trunk_for(replace(PLAN, lr=1e-3), trunk, rows)
+
+
+def test_a_run_begun_before_an_option_existed_had_its_default(trunk: Path, rows: Mixture, tmp_path: Path) -> None:
+    shutil.copytree(trunk, tmp_path / "run")
+    path = tmp_path / "run" / PROGRESS
+    progress = json.loads(path.read_text())
+    del progress["plan"]["emphasise"]
+    path.write_text(json.dumps(progress))
+    train_trunk_for(PLAN, tmp_path / "run", rows)
+    with pytest.raises(SystemExit, match="emphasise was '' and is now 'stories=3'"):
+        train_trunk_for(replace(PLAN, emphasise="stories=3"), tmp_path / "run", rows)
+
+
+def test_the_plan_says_which_sources_to_emphasise(data: Path) -> None:
+    plan = replace(PLAN, data=str(data))
+    one, three = (loop.mixture(replace(plan, emphasise=text), only=SOURCES) for text in ("", "stories=3"))
+    assert three.shares[three.names.index("stories")] > 1.5 * one.shares[one.names.index("stories")]
 
 
 def test_files_are_small_enough_to_travel(trunk: Path) -> None:

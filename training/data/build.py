@@ -1,7 +1,8 @@
 """One command from nothing to token shards: python -m training.data.build
 
 Writes build/training/{tokenizer, shards/<split>/<source>.xz, manifest.json}. The same sources give the same bytes;
-training/manifest.json says which bytes those are (`--check` compares, `--record` replaces it).
+training/manifest.json says which bytes those are (`--check` compares, `--record` replaces it). `--add` keeps the
+tokenizer and the shards that are there and writes only those that are missing.
 """
 
 import argparse
@@ -22,7 +23,18 @@ from tokenizers import Tokenizer
 from training import tokenizer as tokenizers
 from training.chat import render
 from training.config import DEMO
-from training.data import arithmetic, calls, invoices, questions, records, stories, words
+from training.data import (
+    arithmetic,
+    calls,
+    coined_calls,
+    coined_invoices,
+    coined_notes,
+    invoices,
+    questions,
+    records,
+    stories,
+    words,
+)
 from training.data.corpora import COLLECTORS
 from training.data.fetch import DEBIAN
 from training.data.sample import Chat, Sample, Split
@@ -41,7 +53,13 @@ GENERATORS: dict[str, tuple[Callable[[Split, int], Sample], int]] = {
     "arithmetic": (arithmetic.make, 50_000),
     "questions": (questions.make, 30_000),
     "stories": (stories.make, 25_000),
+    "coined_notes": (coined_notes.make, 40_000),
+    "coined_invoices": (coined_invoices.make, 26_000),
+    "coined_calls": (coined_calls.make, 18_000),
+    "calls_confusable": (calls.confusable, 12_000),
 }
+# what the tokenizer is trained on. Trained weights belong to their tokenizer, so sources added later are not in here.
+TOKENIZER_SOURCES = ("invoices", "calls", "calls_single", "records", "logs", "arithmetic", "questions", "stories")
 REASONS = ["I can answer this directly.", "Short question, short answer.", "Röviden válaszolok."]
 
 
@@ -87,8 +105,9 @@ def all_texts(scale: float, corpora: bool) -> Iterator[tuple[Split, str, Iterato
 
 
 def tokenizer_texts(scale: float, corpora: bool) -> Iterator[str]:
-    """A fair sample: the first documents of every generator, every fourth of every corpus."""
-    for source, (_, documents) in GENERATORS.items():
+    """A fair sample: the first documents of its generators, every fourth of every corpus."""
+    for source in TOKENIZER_SOURCES:
+        _, documents = GENERATORS[source]
         yield from generated(source, "train", max(40, round(documents * scale * 0.05)))
     for source in COLLECTORS if corpora else ():
         yield from (text for place, text in enumerate(collected(source, "train")) if place % 4 == 0)
@@ -122,28 +141,56 @@ def write_shard(path: Path, texts: Iterator[str], tokenizer: Tokenizer) -> dict[
     }
 
 
-def build(out: Path, vocab_size: int, scale: float = 1.0, corpora: bool = True) -> dict[str, Any]:
+def build(
+    out: Path, vocab_size: int, scale: float = 1.0, corpora: bool = True, only_missing: bool = False
+) -> dict[str, Any]:
     started = time.monotonic()
-    tokenizer = tokenizers.train(tokenizer_texts(scale, corpora), vocab_size)
-    tokenizers.write(tokenizer, out / "tokenizer")
-    shutil.rmtree(out / "shards", ignore_errors=True)  # a shard of an older build must not be trained on
-    manifest: dict[str, Any] = {
-        "python": platform.python_version(),
-        "packages": {p.name: {"version": p.version, "sha256": p.sha256} for p in DEBIAN} if corpora else {},
-        "tokenizer_sha256": hashlib.sha256((out / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest(),
-        "shards": {},
-    }
+    if only_missing:
+        manifest = _present(out)
+        tokenizer = tokenizers.load(out / "tokenizer")
+    else:
+        tokenizer = tokenizers.train(tokenizer_texts(scale, corpora), vocab_size)
+        tokenizers.write(tokenizer, out / "tokenizer")
+        shutil.rmtree(out / "shards", ignore_errors=True)  # a shard of an older build must not be trained on
+        manifest = {
+            "python": platform.python_version(),
+            "packages": {p.name: {"version": p.version, "sha256": p.sha256} for p in DEBIAN} if corpora else {},
+            "tokenizer_sha256": _tokenizer_hash(out),
+            "shards": {},
+        }
+    present, shards = manifest["shards"], {}
     for split, source, texts in all_texts(scale, corpora):
-        path = out / "shards" / split / f"{source}.xz"
-        entry = write_shard(path, texts, tokenizer)
-        manifest["shards"][f"{split}/{source}"] = entry
+        path, name = out / "shards" / split / f"{source}.xz", f"{split}/{source}"
+        if name in present and path.exists():
+            shards[name] = present[name]
+            continue
+        shards[name] = entry = write_shard(path, texts, tokenizer)
         print(
-            f"{split + '/' + source:24} {entry['documents']:>7,} documents {entry['bytes']:>12,} bytes "
+            f"{name:24} {entry['documents']:>7,} documents {entry['bytes']:>12,} bytes "
             f"{entry['tokens']:>11,} tokens {path.stat().st_size:>11,} compressed  {time.monotonic() - started:5.0f} s",
             flush=True,
         )
+    manifest["shards"] = shards | {name: entry for name, entry in present.items() if name not in shards}
     text = json.dumps(manifest, indent=1) + "\n"
     (out / "manifest.json").write_text(text, encoding="utf-8")
+    return manifest
+
+
+def _tokenizer_hash(out: Path) -> str:
+    return hashlib.sha256((out / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest()
+
+
+def _present(out: Path) -> dict[str, Any]:
+    """The manifest of a data directory whose tokenizer is the one its shards were written with."""
+    path = out / "manifest.json"
+    if not path.exists():
+        raise SystemExit(f"{out} holds no manifest.json, so there is nothing to add to; build without --add first.")
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if manifest["tokenizer_sha256"] != _tokenizer_hash(out):
+        raise SystemExit(
+            f"{out / 'tokenizer'} is not the tokenizer that the shards in {out} were written with; build them all anew "
+            "without --add."
+        )
     return manifest
 
 
@@ -152,11 +199,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the generated documents")
     parser.add_argument("--no-corpora", action="store_true", help="generated text only")
+    parser.add_argument("--add", action="store_true", help="keep what --out holds, write only the missing shards")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--check", action="store_true", help="compare with training/manifest.json")
     group.add_argument("--record", action="store_true", help="replace training/manifest.json")
     options = parser.parse_args()
-    manifest = build(options.out, DEMO.trunk["vocab_size"], options.scale, not options.no_corpora)
+    manifest = build(options.out, DEMO.trunk["vocab_size"], options.scale, not options.no_corpora, options.add)
     packed = sum(path.stat().st_size for path in (options.out / "shards").rglob("*.xz"))
     print(f"{sum(e['tokens'] for e in manifest['shards'].values()):,} tokens, {packed / 2**20:.1f} MiB compressed")
     if options.record:

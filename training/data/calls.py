@@ -2,11 +2,15 @@
 
 import json
 import random
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TypeVar
 
 from training.data import words
 from training.data.sample import Chat, Message, Split, assistant, calls, tool, user
-from training.data.tools import Tool, catalogue, reply, tell, wish
+from training.data.tools import Tool, Wish, catalogue, reply, tell, wish
+
+T = TypeVar("T")
 
 SMALL_TALK = [
     ("Thanks, that is all.", "You are welcome."),
@@ -42,7 +46,36 @@ def three_turns(split: Split, index: int) -> Chat:
 
 
 def conversation(rng: random.Random, split: Split, turns: int, small_talk: bool) -> Chat:
-    offered = _offer(rng, split)
+    return talk(rng, _offer(rng, split), turns, small_talk, wish, partial(_stranger, split))
+
+
+def confusable(split: Split, index: int) -> Chat:
+    """The tools on offer share their verbs and their things; more often than not there are three turns."""
+    rng = words.rng_for("confusable", split, index)
+    offered = crossed_offer(rng, split)
+    return talk(
+        rng, offered, rng.choices([1, 2, 3], [3, 2, 5])[0], True, wish_often_hungarian, partial(_stranger, split)
+    )
+
+
+def confusable_three_turns(split: Split, index: int) -> Chat:
+    rng = words.rng_for("confusable three", split, index)
+    return talk(rng, crossed_offer(rng, split), 3, False, wish_often_hungarian, partial(_stranger, split))
+
+
+def wish_often_hungarian(rng: random.Random, tool: Tool) -> Wish:
+    return wish(rng, tool, hungarian_share=0.25)
+
+
+def talk(
+    rng: random.Random,
+    offered: list[Tool],
+    turns: int,
+    small_talk: bool,
+    ask: Callable[[random.Random, Tool], Wish],
+    stranger: Callable[[random.Random, list[Tool]], Tool],
+) -> Chat:
+    """`ask` words a request for a tool; `stranger` gives a tool for something that nothing on offer handles."""
     messages: list[Message] = []
     if rng.random() < 0.3:
         messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
@@ -52,9 +85,9 @@ def conversation(rng: random.Random, split: Split, turns: int, small_talk: bool)
             messages += [user(question), assistant(answer)]
             continue
         if small_talk and rng.random() < 0.06:
-            messages += _nothing_fits(rng, split, offered)
+            messages += _nothing_fits(ask(rng, stranger(rng, offered)))
             continue
-        messages += _request(rng, offered, answered=turn < turns - 1 or rng.random() < 0.4)
+        messages += _request(rng, offered, ask, answered=turn < turns - 1 or rng.random() < 0.4)
     return Chat(messages, [t.schema for t in offered])
 
 
@@ -68,10 +101,27 @@ def _offer(rng: random.Random, split: Split) -> list[Tool]:
     return rng.sample(list(unique.values()), len(unique))
 
 
-def _request(rng: random.Random, offered: list[Tool], answered: bool) -> list[Message]:
-    wishes = [wish(rng, rng.choice(offered))]
+def crossed(rng: random.Random, verbs: Sequence[str], things: Sequence[T]) -> list[tuple[str, T]]:
+    """Two to four of two verbs with two things each; every pair shares its verb or its thing with another."""
+    pairs = [(verb, thing) for verb in verbs for thing in things]
+    count = rng.choices([2, 3, 4], [1, 1, 3])[0]
+    return [pairs[0], rng.choice(pairs[1:3])] if count == 2 else rng.sample(pairs, count)
+
+
+def crossed_offer(rng: random.Random, split: Split) -> list[Tool]:
+    tools = _tools(split)
+    verbs, things = (sorted({getattr(t, part) for t in tools}) for part in ("verb", "thing"))
+    pairs = crossed(rng, rng.sample(verbs, 2), rng.sample(things, 2))
+    offered = [rng.choice([t for t in tools if (t.verb, t.thing) == pair]) for pair in pairs]
+    return rng.sample(offered, len(offered))
+
+
+def _request(
+    rng: random.Random, offered: list[Tool], ask: Callable[[random.Random, Tool], Wish], answered: bool
+) -> list[Message]:
+    wishes = [ask(rng, rng.choice(offered))]
     if rng.random() < 0.12:  # two things at once: two calls in one turn
-        wishes.append(wish(rng, rng.choice(offered)))
+        wishes.append(ask(rng, rng.choice(offered)))
     text = " ".join(w.text for w in wishes)
     messages = [user(text), calls(*((w.tool.name, w.arguments) for w in wishes))]
     if answered:
@@ -82,8 +132,11 @@ def _request(rng: random.Random, offered: list[Tool], answered: bool) -> list[Me
     return messages
 
 
-def _nothing_fits(rng: random.Random, split: Split, offered: list[Tool]) -> list[Message]:
+def _stranger(split: Split, rng: random.Random, offered: list[Tool]) -> Tool:
     things = {t.thing for t in offered}
-    other = wish(rng, rng.choice([t for t in _tools(split) if t.thing not in things]))
+    return rng.choice([t for t in _tools(split) if t.thing not in things])
+
+
+def _nothing_fits(other: Wish) -> list[Message]:
     thing = other.tool.thing.replace("_", " ")
     return [user(other.text), assistant(f"I have no tool for that: none of mine handles {words.a(thing)}.")]

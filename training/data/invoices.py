@@ -41,11 +41,15 @@ def make(split: Split, index: int) -> Chat:
     rng = words.rng_for("invoice", split, index)
     held_out = split == "unseen"
     shape = layout(rng.choice(UNSEEN_LAYOUTS if held_out else TRAIN_LAYOUTS), held_out)
-    invoice = _invoice(rng, shape)
+    invoice = draw(rng, shape)
     keys = {field: rng.choice(options) for field, options in (HELD_KEYS if held_out else KEYS).items()}
-    answer, described = _answer(rng, invoice, shape, keys)
-    request = rng.choice(REQUESTS).format(keys=described)
-    text = _render(rng, invoice, shape)
+    answer, described = answer_for(rng, invoice, shape, keys)
+    return posed(rng, rng.choice(REQUESTS).format(keys=described), invoice, shape, answer)
+
+
+def posed(rng: random.Random, request: str, invoice: Invoice, shape: Layout, answer: dict[str, Any]) -> Chat:
+    """Request and printed invoice in either order, and the answer as JSON."""
+    text = render(rng, invoice, shape)
     prompt = f"{request}\n\n{text}" if rng.random() < 0.8 else f"{text}\n\n{request}"
     indent = 2 if rng.random() < 0.25 else None
     if indent:
@@ -53,7 +57,7 @@ def make(split: Split, index: int) -> Chat:
     return Chat([user(prompt), assistant(json.dumps(answer, ensure_ascii=False, indent=indent))])
 
 
-def _invoice(rng: random.Random, shape: Layout) -> Invoice:
+def draw(rng: random.Random, shape: Layout) -> Invoice:
     date = DATES[shape.date]
     fields = {
         "number": words.code(rng),
@@ -72,7 +76,7 @@ def _invoice(rng: random.Random, shape: Layout) -> Invoice:
     return Invoice(fields, currency, rng.choice(CURRENCIES[currency]), items, net, tax)
 
 
-def _render(rng: random.Random, invoice: Invoice, shape: Layout) -> str:
+def render(rng: random.Random, invoice: Invoice, shape: Layout) -> str:
     def money(cents: int) -> str:
         text = MONEY[shape.money](cents)
         return f"{invoice.symbol} {text}" if shape.symbol_first else f"{text} {invoice.symbol}"
@@ -95,7 +99,7 @@ def _render(rng: random.Random, invoice: Invoice, shape: Layout) -> str:
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _answer(rng: random.Random, invoice: Invoice, shape: Layout, keys: dict[str, str]) -> tuple[dict[str, Any], str]:
+def answer_for(rng: random.Random, invoice: Invoice, shape: Layout, keys: dict[str, str]) -> tuple[dict[str, Any], str]:
     """Some of the fields, under their keys; amounts as plain numbers, everything else as printed."""
     chosen = [field for field in shape.fields if rng.random() < 0.8] or list(shape.fields[:1])
     chosen += [field for field in ("currency", "net", "tax") if rng.random() < 0.5] + ["total"]

@@ -38,25 +38,25 @@ def make(split: Split, index: int) -> Sample:
         return note(rng, split)
     first = record(rng, split)
     if rng.random() < 0.5:  # rows of one table share their keys
-        more = [{key: _like(rng, value) for key, value in first.items()} for _ in range(rng.randint(2, 6))]
+        more = [{key: _like(rng, example) for key, example in first.items()} for _ in range(rng.randint(2, 6))]
         return Text("\n".join(json.dumps(row, ensure_ascii=False) for row in [first, *more]))
     return Text(json.dumps(first, ensure_ascii=False, indent=rng.choice([2, 4])))
 
 
 def record(rng: random.Random, split: Split) -> dict[str, Any]:
     keys = words.some(rng, HELD_KEYS if split == "unseen" else KEYS, 3, 8)
-    values = {key: _value(rng) for key in keys}
+    values = {key: value(rng) for key in keys}
     if rng.random() < 0.2:
-        values[keys[-1]] = {key: _value(rng) for key in words.some(rng, KEYS, 1, 3) if split != "unseen"}
+        values[keys[-1]] = {key: value(rng) for key in words.some(rng, KEYS, 1, 3) if split != "unseen"}
     return values
 
 
 def note(rng: random.Random, split: Split) -> Chat:
     """Lines of "key: value" in words, to be written as JSON: copying, whatever the keys are."""
     keys = words.some(rng, HELD_KEYS if split == "unseen" else KEYS, 2, 7)
-    values = {key: _value(rng) for key in keys}
+    values = {key: value(rng) for key in keys}
     join = rng.choice([": ", " = ", " is ", " - ", "; "])
-    lines = [f"{key.replace('_', ' ')}{join}{_spoken(value)}" for key, value in values.items()]
+    lines = [f"{key.replace('_', ' ')}{join}{spoken_value(said)}" for key, said in values.items()]
     if rng.random() < 0.5:
         rng.shuffle(lines)
     wanted = list(values) if rng.random() < 0.6 else words.some(rng, list(values), 1, len(values))
@@ -92,7 +92,7 @@ def log(split: Split, index: int) -> Text:
     return Text("\n".join(lines))
 
 
-def _value(rng: random.Random) -> Any:
+def value(rng: random.Random) -> Any:
     draws = [words.person, words.iso_date, _code, words.phrase, words.email, words.clock]
     kind = rng.randint(0, 9)
     if kind < 6:
@@ -106,13 +106,13 @@ def _code(rng: random.Random) -> str:
     return f"N{drawn}" if drawn.isdigit() else drawn
 
 
-def _like(rng: random.Random, value: Any) -> Any:
+def _like(rng: random.Random, example: Any) -> Any:
     """Another value of the same type."""
     while True:
-        other = _value(rng)
-        if isinstance(value, dict) or type(other) is type(value):
+        other = value(rng)
+        if isinstance(example, dict) or type(other) is type(example):
             return other
 
 
-def _spoken(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+def spoken_value(said: Any) -> str:
+    return ("yes" if said else "no") if isinstance(said, bool) else str(said)

@@ -78,36 +78,44 @@ class Wish:
     arguments: dict[str, Any]
 
 
-def wish(rng: random.Random, tool: Tool) -> Wish:
+def draw_arguments(rng: random.Random, tool: Tool) -> dict[str, Any]:
+    """A value for every required argument and for half of the others."""
     given = [name for name in tool.kinds if name in tool.required or rng.random() < 0.5]
-    arguments = {name: KINDS[tool.kinds[name]].draw(rng) for name in given}
-    hungarian = rng.random() < 0.15
+    return {name: KINDS[tool.kinds[name]].draw(rng) for name in given}
+
+
+def wish(rng: random.Random, tool: Tool, hungarian_share: float = 0.15) -> Wish:
+    arguments = draw_arguments(rng, tool)
+    given = list(arguments)
+    hungarian = rng.random() < hungarian_share
     spoken = given[:]
     rng.shuffle(spoken)
     thing = tool.thing.replace("_", " ")
     if hungarian:
         opening = (HELD_VERBS_HU if tool.held_out else VERBS_HU)[tool.verb]
-        text = (
-            f"{opening}: {thing}; " + ", ".join(_say(rng, tool, name, arguments[name], True) for name in spoken) + "."
-        )
+        text = f"{opening}: {thing}; " + ", ".join(say(rng, tool, name, arguments[name], True) for name in spoken) + "."
     else:
         verb = rng.choice((HELD_VERBS if tool.held_out else VERBS)[tool.verb])
-        parts = [_say(rng, tool, name, arguments[name], False) for name in spoken]
+        parts = [say(rng, tool, name, arguments[name], False) for name in spoken]
         text = f"{verb} {rng.choice([f'the {thing}', words.a(thing), f'my {thing}'])} " + ", ".join(parts)
         text += rng.choice([".", ", please.", ".", "?" if verb.startswith("What") else "."])
     return Wish(tool, text, arguments)
 
 
-def _say(rng: random.Random, tool: Tool, name: str, value: Any, hungarian: bool) -> str:
-    kind = KINDS[tool.kinds[name]]
-    spoken = (
+def spoken_value(value: Any) -> str:
+    return (
         ", ".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
     )
+
+
+def say(rng: random.Random, tool: Tool, name: str, value: Any, hungarian: bool) -> str:
+    """One argument in words; its kind has ways to say it."""
+    kind = KINDS[tool.kinds[name]]
     form = rng.choice(kind.says_hu if hungarian else kind.says)
     # two arguments of like kinds are told apart by name half of the time, and so are ambiguous words
     if not hungarian and rng.random() < 0.35:
         form = "{name} {}"
-    return form.replace("{name}", name.replace("_", " ")).replace("{}", spoken)
+    return form.replace("{name}", words.spoken(name)).replace("{}", spoken_value(value))
 
 
 def reply(rng: random.Random, tool: Tool) -> dict[str, Any]:
@@ -125,6 +133,6 @@ def reply(rng: random.Random, tool: Tool) -> dict[str, Any]:
 def tell(rng: random.Random, tool: Tool, facts: dict[str, Any]) -> str:
     """The assistant's sentence about a tool's answer."""
     thing = tool.thing.replace("_", " ")
-    parts = [f"{fact.replace('_', ' ')} {value}" for fact, value in facts.items()]
+    parts = [f"{words.spoken(fact)} {value}" for fact, value in facts.items()]
     openings = [f"Done. The {thing} has", f"Here is the {thing}:", f"The {thing} shows"]
     return f"{rng.choice(openings)} {', '.join(parts)}."

@@ -1,6 +1,7 @@
 """Names, places and things the generators draw from, and the seeding rule that makes every document reproducible."""
 
 import random
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -196,3 +197,8 @@ def phrase(rng: random.Random) -> str:
 def a(noun: str) -> str:
     """The noun or adjective with its article."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def spoken(name: str) -> str:
+    """A name from code as its words: shelf_width, shelfWidth and shelf-width are all "shelf width"."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", " ", name).lower()
