@@ -1,12 +1,13 @@
 """Training against INT4: weights are rounded as they will be shipped, gradients pass straight through.
 
-The rounding is Stoker's own (groups of consecutive inputs, the extreme on -8, scales exact in fp16 and bf16, no clip
-search); a test holds the two against each other.
+The rounding is Stoker's own (groups of consecutive inputs, the extreme on -8, scales of five significant bits so that
+bf16 holds every weight exactly, no clip search); a test holds the two against each other.
 """
 
 import torch
 from torch import Tensor, nn
 
+from stoker.weights.formats.int4 import five_bits
 from training.config import quantised_format
 
 SMALLEST = 2.0**-24  # smallest fp16 scale; a group of zeros has it
@@ -16,7 +17,7 @@ def round_int4(weight: Tensor, group: int) -> Tensor:
     """The values INT4 can hold that are nearest to `weight` [.., out, in], in fp32."""
     groups = weight.float().unflatten(-1, (-1, group))
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    scale = (extreme / -8).bfloat16().half().float()
+    scale = five_bits(extreme / -8).half().float()
     scale = torch.where(scale == 0, torch.full_like(scale, SMALLEST).copysign(scale), scale)
     return ((groups / scale).round().clamp(-8, 7) * scale).flatten(-2)
 

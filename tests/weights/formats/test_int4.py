@@ -90,6 +90,25 @@ def test_scales_exact_in_fp16_and_bf16(value):
         assert abs(scale.double() - value) <= abs(value) * 2**-8 + 2**-24
 
 
+@given(st.floats(-65504, 65504, width=32), st.integers(-8, 7))
+def test_with_a_short_scale_every_weight_is_exact_in_bf16(value, code):
+    scale = round_scale(torch.tensor(value), "short")
+    assert scale != 0
+    if scale.isfinite():
+        weight = scale.float() * code
+        assert torch.equal(weight.bfloat16().float(), weight)
+        assert abs(scale.double() - value) <= abs(value) * 2**-5 + 2**-24
+
+
+def test_short_scales_lose_little_where_the_best_one_is_searched():
+    w = random_weight(64, 256)
+
+    def error(q):
+        return float((q.dequantize() - w).square().sum())
+
+    assert error(Int4.quantize(w, scale_rounding="short")) < 1.02 * error(Int4.quantize(w))
+
+
 def test_quantised_scales_are_exact_in_both_types_when_asked():
     w = random_weight(64, 256)
     scales = Int4.quantize(w, scale_rounding="fp16+bf16").scales

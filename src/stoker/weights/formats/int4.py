@@ -23,7 +23,7 @@ ZERO_POINT = 8
 QZEROS = 0x77777777
 QZEROS_V2 = 0x88888888 - (1 << 32)
 
-ScaleRounding = Literal["fp16", "fp16+bf16"]
+ScaleRounding = Literal["fp16", "fp16+bf16", "short"]
 # Candidate scales as fractions of extreme / 8. Above 1 the opposite end of the group clips less; below it the
 # extreme itself clips and everything else gets finer steps.
 CLIP_RATIOS = tuple((28 - i) / 25 for i in range(16))  # 1.12, 1.08, 1.04, 1.00, ... 0.52
@@ -76,7 +76,8 @@ class Int4(WeightFormat):
         """Round `weight` [.., out, in] to nearest, each group with the scale that loses least.
 
         Without `clip_search` the scale is extreme / -8, as AutoRound's round-to-nearest has it. "fp16+bf16"
-        keeps to scales that both types hold exactly, so that a kernel may read them as either.
+        keeps to scales that both types hold exactly, so that a kernel may read them as either; "short" to scales of
+        five significant bits, so that bf16 holds every weight exactly.
         """
         if group not in INT4_GROUPS:
             raise CheckpointError(f"{where}: INT4 groups hold 128, 64 or 32 inputs, not {group}.")
@@ -121,11 +122,18 @@ def unpack_nibbles(words: Tensor) -> Tensor:
 
 
 def round_scale(scale: Tensor, rounding: ScaleRounding) -> Tensor:
-    """To fp16, never to zero. Rounding to bf16 first leaves 8 digits, which fp16 keeps or cuts further."""
+    """To fp16, never to zero. Rounding to fewer bits first leaves digits that fp16 keeps or cuts further."""
     if rounding == "fp16+bf16":
         scale = scale.bfloat16()
+    elif rounding == "short":
+        scale = five_bits(scale.float())
     rounded = scale.half()
     return torch.where(rounded == 0, torch.full_like(rounded, SMALLEST_FP16).copysign_(rounded), rounded)
+
+
+def five_bits(x: Tensor) -> Tensor:
+    """fp32 rounded to five significant bits: times a code, which has three, it fits the eight of bf16."""
+    return ((x.view(torch.int32) + (1 << 18)) & ~((1 << 19) - 1)).view(torch.float32)
 
 
 def _quantize_groups(w: Tensor, ratios: tuple[float, ...], rounding: ScaleRounding) -> tuple[Tensor, Tensor]:
