@@ -26,6 +26,7 @@ from stoker.engine.messages import (
     Ended,
     Events,
     Report,
+    Shed,
     Shutdown,
     Submit,
 )
@@ -196,6 +197,12 @@ class EngineClient(ABC):
             self._tickets[self._next_ticket] = future
             self._send(AskStats(self._next_ticket))
         return future
+
+    def shed(self) -> None:
+        """Gives up the prefix cache between two steps, and its memory back to the system where that can be done."""
+        with self._lock:
+            self._check_up()
+            self._send(Shed())
 
     @abstractmethod
     def close(self, drain: bool = False, timeout: float | None = None) -> None:

@@ -98,6 +98,11 @@ class Engine:
         events = self._verify()
         return events + self._prefill()
 
+    def shed(self) -> int:
+        """Gives up the prefix cache. Returns the bytes that went back to the system; on accelerators there are none,
+        their memory was reserved at the start and stays so."""
+        return self.scheduler.shed()
+
     def stats(self) -> EngineStats:
         controller = self._drafting.controller if self._drafting else None
         return EngineStats.of(self._totals, self.scheduler, self._cache_bytes, controller)
@@ -177,6 +182,7 @@ class Engine:
         for group in _groups(blocks):
             emitted += self._runner.verify(group)
         self._totals.steps += 1
+        self._totals.step_s += time.perf_counter() - started
         self._totals.step_tokens += sum(len(block.tokens) for block in blocks)
         if self._drafting:
             made = {sequence.id: event.tokens for sequence, event in emitted}

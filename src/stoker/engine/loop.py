@@ -17,6 +17,7 @@ from stoker.engine.messages import (
     Ended,
     Events,
     Report,
+    Shed,
     Shutdown,
     Submit,
 )
@@ -84,6 +85,8 @@ class EngineLoop:
                     self._pass_on(event)
             case AskStats():
                 self._send(Answer(command.ticket, deepcopy(self._engine.stats())))
+            case Shed():
+                log.warning("the prefix cache was given up, and %d bytes went back to the system", self._engine.shed())
             case Shutdown():
                 self._shutdown = command
 

@@ -3,6 +3,10 @@
 Sizes are read off the cache's own tensors, made on the meta device, so a plan cannot drift from what is allocated.
 """
 
+import ctypes
+import mmap
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -126,6 +130,37 @@ def tensor_bytes(holder: Any) -> int:
     if is_dataclass(holder):
         return sum(tensor_bytes(getattr(holder, field.name)) for field in fields(holder))
     return sum(tensor_bytes(part) for part in holder) if isinstance(holder, tuple | list) else 0
+
+
+def discard(tensors: Iterable[Tensor], rows: Sequence[int]) -> int:
+    """Gives the memory of these rows back to the system; they read as zeros from then on. Returns how many bytes.
+
+    Only whole pages of host memory can be given back, and only Linux is asked to.
+    """
+    if sys.platform != "linux":
+        return 0
+    page, given = mmap.PAGESIZE, 0
+    libc = ctypes.CDLL(None)
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            continue
+        row = tensor.stride(0) * tensor.itemsize
+        for first, count in _ranges(rows):
+            start = tensor.data_ptr() + first * row
+            aligned = -(-start // page) * page
+            length = (start + count * row - aligned) // page * page
+            if length > 0 and not libc.madvise(ctypes.c_void_p(aligned), ctypes.c_size_t(length), mmap.MADV_DONTNEED):
+                given += length
+    return given
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as runs: first and count."""
+    start = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[start], place - start
+            start = place
 
 
 def size(count: int) -> str:

@@ -37,12 +37,17 @@ class AskStats:
 
 
 @dataclass(frozen=True)
+class Shed:
+    """Memory runs short: give up the prefix cache."""
+
+
+@dataclass(frozen=True)
 class Shutdown:
     drain: bool  # finish what is running and queued first
     reason: str
 
 
-Command = Submit | Cancel | AskStats | Shutdown
+Command = Submit | Cancel | AskStats | Shed | Shutdown
 
 
 @dataclass(frozen=True)

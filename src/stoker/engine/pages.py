@@ -22,6 +22,10 @@ class Pool:
     def free(self) -> int:
         return len(self._free)
 
+    def unheld(self) -> list[int]:
+        """The free ones, in order."""
+        return sorted(self._free)
+
     def pinned_alone(self, number: int) -> bool:
         """One pin is all that holds it."""
         return self._owners[number] == self._pins[number] == 1

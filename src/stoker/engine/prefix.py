@@ -136,6 +136,11 @@ class PrefixCache:
         self._drop(next(freeing, None) or next(iter(self._entries)))  # several may pin the same pages
         return True
 
+    def clear(self) -> None:
+        """Drops every checkpoint."""
+        for key in list(self._entries):
+            self._drop(key)
+
     def pinned(self) -> list[int]:
         """Every page once per checkpoint that holds it."""
         return [page for entry in self._entries.values() for page in entry.pages]

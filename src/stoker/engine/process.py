@@ -39,6 +39,7 @@ class EngineProcess(EngineClient):
         self._spec, self._on_loading = spec, on_loading
         self._child: _Child
         self.ready: Future[Ready]  # `.result(timeout)`, or `await asyncio.wrap_future(...)`
+        self.fallen: Future[StokerError]  # why there is no engine any more
         self._begin()
         atexit.register(self.close)
 
@@ -49,6 +50,10 @@ class EngineProcess(EngineClient):
     @property
     def alive(self) -> bool:
         return self._down is None
+
+    def kill(self) -> None:
+        """For an engine that hangs: ends it at once, as a crash would."""
+        self._child.kill()
 
     def restart(self) -> None:
         """A new process in place of the old one, dead or alive. Requests that were still under way fail.
@@ -71,7 +76,7 @@ class EngineProcess(EngineClient):
         self._child.end(timeout if loaded else 0.0)
 
     def _begin(self) -> None:
-        self.ready = pending()
+        self.ready, self.fallen = pending(), pending()
         self._down = None
         self._child = _Child(self._spec, self._deliver)
 
@@ -92,6 +97,8 @@ class EngineProcess(EngineClient):
         super()._fall(error)
         with suppress(InvalidStateError):  # it was ready
             self.ready.set_exception(error)
+        with suppress(InvalidStateError):  # told already
+            self.fallen.set_result(error)
 
 
 class _Child:
@@ -116,6 +123,9 @@ class _Child:
 
     def send(self, command: Command) -> None:
         self._outbox.put(pickle.dumps(command))
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def end(self, timeout: float | None) -> None:
         """Waits for the process, kills it when time is up, and returns when its last report is delivered."""

@@ -73,6 +73,8 @@ class Event:
     request_id: int
     tokens: tuple[int, ...]
     finish: Finish | None = None
+    drafts: tuple[int, ...] = ()  # verified by the step; those that begin `tokens` were right
+    forced: bool = False  # the drafts are what a mask left no choice about
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
     stop: str | None = None  # the stop string that ended it
     error: str | None = None  # a sentence, with Finish.ERROR

@@ -1,5 +1,7 @@
 """One forward of the model: what goes in, which tokens come out, what the drafter and the prefix cache get of it."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -61,6 +63,8 @@ class Runner:
                 start = rows.stop
                 tokens = accept(block.drafts, targets[rows])
                 event = _emit(sequence, tokens, logits, rows.start)
+                if block.drafts:
+                    event = replace(event, drafts=tuple(block.drafts), forced=block.forced)
                 emitted.append((sequence, event))
                 count = len(event.tokens)  # a stop inside the block cuts it short
                 _count(block, right=min(count, len(tokens) - 1))
@@ -126,7 +130,7 @@ def _emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> 
         else:
             finish = sequence.finish_after(token)
     stop = sequence.text.stopped if sequence.text else None
-    return Event(sequence.id, tuple(tokens[:count]), finish, tuple(found), stop, error)
+    return Event(sequence.id, tuple(tokens[:count]), finish, logprobs=tuple(found), stop=stop, error=error)
 
 
 def _count(block: Block, right: int) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch
 
 from stoker.engine.config import EngineConfig
-from stoker.engine.memory import tensor_bytes
+from stoker.engine.memory import discard, tensor_bytes
 from stoker.engine.pages import Pool
 from stoker.engine.prefix import PrefixCache, clip, floor
 from stoker.engine.request import Sequence
-from stoker.model.cache import PAGE_SIZE, Cache, Snapshots
+from stoker.model.cache import PAGE_SIZE, Cache, KVPages, Snapshots
 from stoker.speculate.drafter import Drafter
 
 
@@ -125,6 +125,13 @@ class Scheduler:
         if index is not None:
             self._save(sequence, index, position - committed)
 
+    def shed(self) -> int:
+        """Drops every checkpoint, and hands the memory of snapshots and free pages back. Returns how many bytes."""
+        self.prefixes.clear()
+        snapshots = [tensor for layer in self._snapshots.layers for tensor in layer]
+        free = self.pages.unheld()
+        return discard(snapshots, range(self.config.checkpoints)) + discard(_kv_tensors(self._cache), free)
+
     def check_integrity(self) -> None:
         """Every page and slot is free, or its owners among requests and checkpoints are on record."""
         held = [page for sequence in self.running for page in sequence.pages]
@@ -163,6 +170,13 @@ class Scheduler:
         self.slots.give_back([sequence.slot])
         self.pages.give_back(sequence.pages)
         sequence.slot, sequence.pages = -1, []
+
+
+def _kv_tensors(cache: Cache) -> list[torch.Tensor]:
+    """All that have a row per page."""
+    found = [layer for layer in cache.layers if isinstance(layer, KVPages)]
+    tensors = [(layer.keys, layer.values, layer.key_scales, layer.value_scales) for layer in found]
+    return [tensor for layer in tensors for tensor in layer if tensor is not None]
 
 
 def _pages_for(tokens: int) -> int:

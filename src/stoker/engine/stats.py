@@ -14,6 +14,7 @@ class Totals:
     """Counted as the engine goes; requests are added when they end."""
 
     steps: int = 0  # verify steps
+    step_s: float = 0.0  # that they took
     step_tokens: int = 0  # computed by them, drafts included
     prefill_tokens: int = 0
     cached_tokens: int = 0
@@ -38,6 +39,7 @@ class EngineStats:
     waiting: int
     pages: int
     pages_used: int
+    pages_cached: int  # of them, those that only checkpoints hold: free as soon as somebody needs them
     slots: int
     slots_used: int
     checkpoints: int
@@ -59,6 +61,7 @@ class EngineStats:
             waiting=len(scheduler.waiting),
             pages=scheduler.pages.size,
             pages_used=scheduler.pages.size - scheduler.pages.free,
+            pages_cached=scheduler.pages.reclaimable,
             slots=scheduler.slots.size,
             slots_used=scheduler.slots.size - scheduler.slots.free,
             checkpoints=len(scheduler.prefixes),
