@@ -43,11 +43,29 @@ def test_rounds_within_half_a_step(shape, scale_dtype):
     assert ((weight.dequantize() - w).abs() <= w.abs() * (2**-4 + 2**-8) + scale * 2**-9).all()
 
 
-@pytest.mark.parametrize(("exact", "rounded"), [(1.001, 1.0), (1.4 * 2.0**-133, 2.0**-133)])
-def test_largest_value_never_becomes_nan_when_the_scale_rounds_down(exact, rounded):
-    weight = Fp8Block.quantize(torch.full((128, 128), 448 * exact))
-    assert weight.weight_scale_inv.item() == rounded
-    assert weight.dequantize().unique().tolist() == [448 * rounded]
+@pytest.mark.parametrize(("largest", "scale"), [(448.0, 1.0), (448.5, 2.0), (224.0, 0.5), (448 * 2.0**-100, 2.0**-100)])
+def test_the_scale_is_the_smallest_power_of_two_that_holds_the_block(largest, scale):
+    weight = Fp8Block.quantize(torch.full((128, 128), largest))
+    assert weight.weight_scale_inv.item() == scale
+    assert weight.dequantize().unique().item() == pytest.approx(largest, rel=2**-4)
+
+
+def test_every_weight_is_exact_in_bf16():
+    w = Fp8Block.quantize(random_weight(256, 384)).dequantize()
+    assert torch.equal(w.bfloat16().float(), w)
+
+
+def test_a_power_of_two_loses_next_to_nothing():
+    """Against the scale that puts the largest value on 448 exactly."""
+    w = random_weight(128, 128)
+    exact = w.abs().max() / 448
+    best = (w / exact).to(torch.float8_e4m3fn).float() * exact
+    assert (Fp8Block.quantize(w).dequantize() - w).norm() <= 1.05 * (best - w).norm()
+
+
+def test_largest_value_never_becomes_nan_when_the_scale_is_too_small_for_its_type():
+    weight = Fp8Block.quantize(torch.full((128, 128), 448 * 2.0**-40), scale_dtype=torch.float16)
+    assert weight.dequantize().isfinite().all()
 
 
 def test_blocks_of_zeros():

@@ -37,15 +37,19 @@ class Fp8Block(WeightFormat):
 
     @classmethod
     def quantize(cls, weight: Tensor, *, scale_dtype: torch.dtype = torch.bfloat16, where: str = "weight") -> Self:
-        """Scale each block's largest magnitude to 448 and round; values are divided by the *stored* scale."""
+        """Round each block by the smallest power of two that keeps it within 448.
+
+        A power of two costs a floating-point format no precision, and every weight is then exact in bf16 too.
+        """
         expect_quantizable(weight, "FP8", where=where)
         w = weight.float()
         n_out, n_in = w.shape[-2:]
         padded = pad(w, (0, -n_in % FP8_BLOCK, 0, -n_out % FP8_BLOCK))
         blocks = padded.unflatten(-1, (-1, FP8_BLOCK)).unflatten(-3, (-1, FP8_BLOCK))  # [.., bo, r, bi, c]
-        scale = (blocks.abs().amax((-3, -1)) / E4M3_MAX).to(scale_dtype)  # [.., bo, bi]
-        scale.masked_fill_(scale == 0, SCALE_OF_ZEROS)
-        # A subnormal scale may round down far enough to push values past 464, where some casts give NaN.
+        fraction, power = torch.frexp(blocks.abs().amax((-3, -1)) / E4M3_MAX)  # [.., bo, bi]
+        scale = torch.ldexp(torch.ones_like(fraction), power - (fraction == 0.5).int()).to(scale_dtype)
+        scale.masked_fill_((fraction == 0) | (scale == 0), SCALE_OF_ZEROS)
+        # A scale too small for its type may push values past 464, where some casts give NaN.
         codes = (w / _spread(scale.float(), n_out, n_in)).clamp_(-E4M3_MAX, E4M3_MAX)
         return cls(weight=codes.to(torch.float8_e4m3fn), weight_scale_inv=scale)
 
