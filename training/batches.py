@@ -33,6 +33,8 @@ WEIGHTS = {
     "novels": 0.05,
     "jargon": 0.01,
 }
+# what the trunk wrote itself (training.own_text), on top of that: for drafters, never for the trunk
+OWN_WEIGHTS = {"own_code": 0.25}
 RUNNING_TEXT = frozenset(["logs", "code", "code_tests", "manual", "databases", "novels", "jargon"])
 PROMPT_WEIGHT = 0.2  # of what the assistant only reads: its random names and numbers cannot be learned
 
@@ -51,8 +53,9 @@ def emphasis(text: str) -> dict[str, float]:
             factors[source] = float(factor)
         except ValueError:
             raise ValueError(f"'{part}' does not say how often; write SOURCE=FACTOR, such as code=3.") from None
-        if source not in WEIGHTS:
-            raise ValueError(f"there is no source '{source}' to emphasise; there are {', '.join(WEIGHTS)}.")
+        if source not in WEIGHTS | OWN_WEIGHTS:
+            there = ", ".join(WEIGHTS | OWN_WEIGHTS)
+            raise ValueError(f"there is no source '{source}' to emphasise; there are {there}.")
         if not 0 <= factors[source] < math.inf:
             raise ValueError(f"{source} cannot be taken {factor} times as often; give a factor of 0 or more.")
     return factors
@@ -91,7 +94,8 @@ def loss_weights(tokens: np.ndarray, marks: Marks, prompt_weight: float = PROMPT
 
 
 class Mixture:
-    """Weighted rows of several sources; `factors` make some of them more or less frequent than WEIGHTS says."""
+    """Weighted rows of several sources; `factors` make some of them more or less frequent than WEIGHTS says, `own` adds
+    what the trunk wrote itself."""
 
     def __init__(
         self,
@@ -100,10 +104,12 @@ class Mixture:
         split: str = "train",
         only: tuple[str, ...] = (),
         factors: Mapping[str, float] | None = None,
+        own: bool = False,
     ) -> None:
         self.marks = Marks.of(tokenizer)
         shards = {path.stem: path for path in sorted((directory / split).glob("*.xz"))}
-        chosen = {name: weight for name, weight in WEIGHTS.items() if name in shards and (not only or name in only)}
+        weights = WEIGHTS | OWN_WEIGHTS if own else WEIGHTS
+        chosen = {name: weight for name, weight in weights.items() if name in shards and (not only or name in only)}
         if not chosen:
             raise FileNotFoundError(
                 f"{directory / split} holds no token shards of {', '.join(only or WEIGHTS)}; write them with "

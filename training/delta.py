@@ -145,7 +145,7 @@ class GatedDeltaNet(nn.Module):
         qkv = self.conv1d(self.in_proj_qkv(x)).float()
         keys = delta.key_heads * delta.key_dim
         q, k, v = qkv.split([keys, keys, delta.value_heads * delta.value_dim], dim=-1)
-        q, k = (_l2_norm(y.unflatten(-1, (delta.key_heads, delta.key_dim))) for y in (q, k))
+        q, k = (l2_norm(y.unflatten(-1, (delta.key_heads, delta.key_dim))) for y in (q, k))
         spread = delta.value_heads // delta.key_heads
         q, k = (y.repeat_interleave(spread, dim=2) for y in (q, k))
         v = v.unflatten(-1, (delta.value_heads, delta.value_dim))
@@ -157,5 +157,5 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(self.norm(out, z).flatten(-2))
 
 
-def _l2_norm(x: Tensor) -> Tensor:
+def l2_norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)

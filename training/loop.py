@@ -62,7 +62,8 @@ def parse(description: str, **defaults: Any) -> tuple[Plan, argparse.Namespace]:
             parser.add_argument(flag, type=type(value), default=value)
     parser.add_argument("--run", "--resume", type=Path, required=True, help="run directory; goes on where it stopped")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after so many minutes")
-    parser.add_argument("--weights", type=Path, help="run directory of the trunk to start from")
+    parser.add_argument("--weights", type=Path, help="run directory or checkpoint of the trunk to start from")
+    parser.add_argument("--start", type=Path, help="drafters: run directory or checkpoint of the drafter to go on from")
     parser.add_argument("--until", type=int, help="stop before this step, to go on in another stretch")
     parser.add_argument("--by-clock", action="store_true", help="lay the learning rate out over --minutes, not --steps")
     parser.add_argument("--light", action="store_true", help="keep bf16 weights only, no optimizer state")
@@ -95,9 +96,9 @@ def adamw(named: Iterable[tuple[str, nn.Parameter]], plan: Plan, where: torch.de
     return torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), fused=where.type == "cuda")
 
 
-def mixture(plan: Plan, only: tuple[str, ...] = ()) -> Mixture:
-    data = Path(plan.data)
-    return Mixture(data / "shards", load_tokenizer(data / "tokenizer"), only=only, factors=emphasis(plan.emphasise))
+def mixture(plan: Plan, only: tuple[str, ...] = (), own: bool = False) -> Mixture:
+    data, factors = Path(plan.data), emphasis(plan.emphasise)
+    return Mixture(data / "shards", load_tokenizer(data / "tokenizer"), only=only, factors=factors, own=own)
 
 
 def to_device(drawn: tuple[np.ndarray, np.ndarray], where: torch.device) -> tuple[Tensor, Tensor]:

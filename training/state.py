@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from training.checkpoint import checkpoint_weights, is_checkpoint
+
 FILE_BYTES = 15 * 2**20
 WEIGHTS, EXACT, PROGRESS = "weights", "exact", "progress.json"
 
@@ -67,13 +69,28 @@ def _is_mtp(name: str) -> bool:
     return name.startswith("mtp.")
 
 
+def fill_mtp(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Puts the MTP head of other weights into place and leaves the trunk as it is."""
+    head = {name: values for name, values in tensors.items() if _is_mtp(name)}
+    if not head:
+        raise ValueError("these weights hold no MTP head to go on from; leave --start out to begin with a new one.")
+    wrong = module.load_state_dict(head, strict=False).unexpected_keys
+    if wrong:
+        raise ValueError(f"this MTP head is of another shape of model: {wrong[0]} does not fit.")
+
+
 def load_weights(directory: Path) -> dict[str, Tensor]:
-    """fp32 copies of the parameters: the exact ones if they are there, else the bf16 ones."""
+    """fp32 copies of a run's parameters: the exact ones if they are there, else the bf16 ones. A checkpoint that Stoker
+    serves will do as well, in whatever format it is stored."""
+    if is_checkpoint(directory):
+        return checkpoint_weights(directory)
     exact = _load(directory, EXACT)
     found = {name.split("/", 1)[1]: v for name, v in exact.items() if name.startswith("parameter/")}
     found = found or {name: values.float() for name, values in _load(directory, WEIGHTS).items()}
     if not found:
-        raise FileNotFoundError(f"{directory} holds no {WEIGHTS}-*.safetensors; give the directory of a training run.")
+        raise FileNotFoundError(
+            f"{directory} holds no {WEIGHTS}-*.safetensors; give the directory of a training run or of a checkpoint."
+        )
     return found
 
 

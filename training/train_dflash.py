@@ -3,7 +3,7 @@
     python -m training.train_dflash --weights TRUNK --run build/training/dflash
 
 Every row of text gets random anchors; the block after each is drafted in one pass and compared with what the trunk
-itself says at those places.
+itself says at those places. With --start DIR it goes on from the drafter of another run or checkpoint.
 """
 
 import torch
@@ -60,6 +60,8 @@ def main() -> None:
     where = loop.device()
     torch.manual_seed(plan.seed)
     drafter = Drafter(SHAPES[plan.shape].dflash).to(where)
+    if options.start:
+        fill(drafter, load_weights(options.start))
     if plan.int4_from < 1.0:
         train_for_int4(model, plan.int4_group)
         train_for_int4(drafter, plan.int4_group)
@@ -74,7 +76,7 @@ def main() -> None:
         plan,
         options.run,
         options.minutes,
-        loop.mixture(plan),
+        loop.mixture(plan, own=True),
         exact=not options.light,
         until=options.until,
         by_clock=options.by_clock,

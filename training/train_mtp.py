@@ -1,7 +1,7 @@
 """Trains the MTP head on a frozen trunk: python -m training.train_mtp --weights TRUNK --run build/training/mtp
 
 It learns the trunk's own next-token distribution, three drafts deep, each pass fed with the one before as in drafting.
-The run directory holds trunk and head together.
+The run directory holds trunk and head together. With --start DIR it goes on from the head of another run or checkpoint.
 """
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from training import loop
 from training.model import Model
 from training.quantize import train_for_int4
-from training.state import fill, load_weights
+from training.state import fill, fill_mtp, load_weights
 from training.train_trunk import prepare
 
-DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
+DEPTH_WEIGHTS = (1.0, 0.8, 0.3)
 
 
 def imitation(logits: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
@@ -52,6 +52,8 @@ def main() -> None:
         raise SystemExit("--weights is missing: give the run directory of the trained trunk.")
     model = prepare(plan)
     fill(model, load_weights(options.weights))
+    if options.start:
+        fill_mtp(model, load_weights(options.start))
     for parameter in model.trunk_parameters():
         parameter.requires_grad_(False)
     model.mtp.requires_grad_(True)
@@ -63,7 +65,7 @@ def main() -> None:
         plan,
         options.run,
         options.minutes,
-        loop.mixture(plan),
+        loop.mixture(plan, own=True),
         exact=not options.light,
         until=options.until,
         by_clock=options.by_clock,

@@ -1,0 +1,60 @@
+"""What the trunk writes one token at a time is what its whole forward pass says at each place."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from training.batches import Mixture, read_shard
+from training.config import TINY
+from training.model import Model
+from training.own_text import continuations, documents, main
+from training.state import save_run
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.manual_seed(3)
+    model = Model(TINY.model)
+    with torch.no_grad():
+        for (
+            parameter
+        ) in model.parameters():  # far from the start of training, so that guesses differ from place to place
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return model.requires_grad_(False)
+
+
+def test_greedy_text_is_what_the_whole_forward_says(model: Model) -> None:
+    prompts = torch.randint(0, 400, (3, 70), generator=torch.Generator().manual_seed(1))
+    texts = continuations(model, prompts, 30)
+    assert texts.shape == (3, 100)
+    assert torch.equal(texts[:, :70], prompts)
+    guesses = model.lm_head(model(texts).hidden).argmax(-1)
+    assert torch.equal(texts[:, 70:], guesses[:, 69:-1])
+    assert len(texts[:, 70:].unique()) > 10
+
+
+def test_a_text_ends_at_its_first_end() -> None:
+    texts = np.array([[9, 5, 6, 9, 7], [1, 2, 3, 4, 5]])
+    assert documents(texts, 2, end=9).tolist() == [9, 5, 6, 9, 1, 2, 3, 4, 5, 9]
+
+
+def test_the_command_writes_a_shard_that_only_drafters_read(
+    model: Model, data: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_run(tmp_path / "trunk", model, None, {})
+    (tmp_path / "shards" / "train").mkdir(parents=True)
+    (tmp_path / "tokenizer").symlink_to(data / "tokenizer")
+    for source, name in (("stories", "code"), ("questions", "questions")):
+        (tmp_path / "shards" / "train" / f"{name}.xz").symlink_to(data / "shards" / "train" / f"{source}.xz")
+    options = f"--weights {tmp_path / 'trunk'} --data {tmp_path} --shape tiny --passages 3 --written 5 --int4-group 32"
+    monkeypatch.setattr(sys, "argv", ["own_text", *options.split()])
+    main()
+    tokens = read_shard(tmp_path / "shards" / "train" / "own_code.xz")
+    assert 3 * 160 < len(tokens) <= 3 * 166
+    shards = tmp_path / "shards"
+    assert Mixture(shards, tokenizer).names == ["questions", "code"]
+    assert Mixture(shards, tokenizer, own=True).names == ["questions", "code", "own_code"]
