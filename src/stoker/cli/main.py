@@ -11,6 +11,7 @@ from stoker.cli.chat import chat
 from stoker.cli.generate import generate
 from stoker.cli.inspect import inspect
 from stoker.cli.progress import error_console
+from stoker.cli.serve import serve
 from stoker.errors import StokerError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(build)
 app.command()(inspect)
 

@@ -46,6 +46,12 @@ class Tokenizer:
         return self.encode(text)
 
     @property
+    def chat_template(self) -> str | None:
+        """Its source; None if there is none."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else None
+
+    @property
     def backend(self) -> Any:
         """The `tokenizers` object behind it, which the engine finds stop strings with."""
         return self._tokenizer.backend_tokenizer

@@ -1,0 +1,311 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from stoker.engine.request import Finish, Stats
+from stoker.server.conversation import template_messages, template_tools, tool_schemas
+from stoker.server.errors import ApiError
+from stoker.server.generation import Ask, Delta
+from stoker.server.logprobs import chat_logprobs
+from stoker.server.merge import merged
+from stoker.server.parse.pieces import CallArguments, CallStart, Content, Message, Piece, Reasoning
+from stoker.server.parse.tools import OPEN
+from stoker.server.protocol.chat import ChatRequest, NamedTool
+from stoker.server.sampled import choice_samplings, choices_of, sampling_of
+from stoker.server.service import Service
+from stoker.server.streaming import DONE, EventStream, data, while_connected
+from stoker.server.structured import answer_mask, call_mask
+from stoker.server.usage import final_usage, response_metrics, usage
+
+router = APIRouter()
+MOST_LOGPROBS = 20
+REFUSED = {
+    "functions": "it was replaced by tools",
+    "function_call": "it was replaced by tool_choice",
+    "chat_template": "only the model's own template is run",
+    "continue_final_message": "an answer always begins a message of its own",
+    "audio": "this server writes text only",
+}
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    arrived_at = time.perf_counter()
+    service.model.check_name(body.model)
+    service.admit()
+    asks = await asyncio.to_thread(chat_asks, service, body)
+    response = ChatResponse(service, body, asks, arrived_at)
+    if body.stream:
+        return EventStream(response.stream(), lambda error: data(error.openai()), service.config.stall_timeout, DONE)
+    return JSONResponse(await while_connected(request, response.whole()))
+
+
+def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
+    """One per choice. Tokenising takes its time, so this runs in a thread."""
+    _refuse(body)
+    model = service.model
+    tools = template_tools(body.tools)
+    messages = template_messages(body.messages, service.config.max_messages)
+    begin = True if body.add_generation_prompt is None else body.add_generation_prompt
+    options = dict(body.chat_template_kwargs or {})
+    prompt = model.render(messages, tools, begin, options)
+    ask = prompted(service, body, prompt, _most_tokens(body), _top_logprobs(body))
+    thinking = model.opens_thought(prompt)
+    ask = replace(ask, boundaries=model.boundaries(prompt), thinking=thinking)
+    ask = with_tools(service, ask, body)
+    if ask.mask is None:
+        ask = replace(ask, mask=answer_mask(model, body.response_format, body.structured_outputs, thinking))
+    return [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
+
+
+def prompted(service: Service, body: Any, prompt: list[int], wanted: int | None, logprobs: int | None = None) -> Ask:
+    """A prompt with the request's sampling, checked against the context. Without a limit, an answer may fill it."""
+    room = service.room_for_answer(prompt)
+    sampling = sampling_of(body, service.model, room if wanted is None else wanted, logprobs)
+    ask = Ask(prompt, sampling)
+    service.check(ask)
+    return ask
+
+
+def with_tools(service: Service, ask: Ask, body: ChatRequest) -> Ask:
+    """Calls are looked for, forbidden or forced, as tool_choice says."""
+    choice = body.tool_choice or ("auto" if body.tools else "none")
+    if not body.tools:
+        if choice not in ("none", "auto"):
+            raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tool_choice")
+        return ask
+    schemas = tool_schemas(body.tools)
+    if choice == "none":
+        # the tools stay in the prompt, so that it is still in the prefix cache, but no call can begin
+        token = service.model.token_id(OPEN)
+        bias = {**ask.sampling.logit_bias, **({} if token is None else {token: -100.0})}
+        return replace(ask, sampling=replace(ask.sampling, logit_bias=bias))
+    if choice == "auto":
+        return replace(ask, tools=schemas)
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if name not in schemas:
+            raise ApiError(400, f"tool_choice names {name[:200]!r}, which is not among the tools.", param="tool_choice")
+        schemas = {name: schemas[name]}
+    parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    return replace(ask, tools=schemas, mask=call_mask(service.model, schemas, parallel, ask.thinking))
+
+
+def _refuse(body: ChatRequest) -> None:
+    for name, reason in REFUSED.items():
+        if getattr(body, name):
+            raise ApiError(400, f"{name} is not supported: {reason}.", param=name)
+    if body.modalities and set(body.modalities) != {"text"}:
+        raise ApiError(400, f"modalities is {body.modalities}; this server writes text only.", param="modalities")
+
+
+def _most_tokens(body: ChatRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _top_logprobs(body: ChatRequest) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
+        return None
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MOST_LOGPROBS:
+        raise ApiError(400, f"top_logprobs is {top}, expected 0 to {MOST_LOGPROBS}.", param="top_logprobs")
+    return top
+
+
+@dataclass
+class Choice:
+    """What of one choice has been sent."""
+
+    began: bool = False
+    calls: int = 0
+    reasoning_tokens: int = 0
+    tokens: int = 0
+
+
+class ChatResponse:
+    """One response, sent whole or as a stream."""
+
+    def __init__(self, service: Service, body: ChatRequest, asks: list[Ask], arrived_at: float) -> None:
+        self._service, self._body, self._asks, self._arrived_at = service, body, asks, arrived_at
+        self._model = service.model
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model.name}
+
+    async def whole(self) -> dict[str, Any]:
+        messages = [Message(calls=[]) for _ in self._asks]
+        deltas: list[list[Delta]] = [[] for _ in self._asks]
+        thinking = 0
+        with self._service.generations(self._asks, self._arrived_at) as generations:
+            async for place, delta in merged(generations):
+                deltas[place].append(delta)
+                thinking += reasoning_tokens(delta)
+                for piece in delta.pieces:
+                    messages[place].add(piece)
+        stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
+        found = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(place, message, deltas[place]) for place, message in enumerate(messages)],
+            "usage": final_usage(stats, thinking),
+            "metrics": response_metrics(stats, self._service.choice.depth),
+            "system_fingerprint": None,
+        }
+        if self._body.return_token_ids:
+            found["prompt_token_ids"] = self._asks[0].prompt
+        return found
+
+    def _choice(self, place: int, message: Message, deltas: list[Delta]) -> dict[str, Any]:
+        calls = message.calls or []
+        answer: dict[str, Any] = {
+            "role": "assistant",
+            "content": message.content if message.content or not calls else None,
+            "refusal": None,
+        }
+        if message.reasoning:
+            answer["reasoning_content"] = message.reasoning
+        if calls:
+            answer["tool_calls"] = [
+                {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
+        found: dict[str, Any] = {
+            "index": place,
+            "message": answer,
+            "logprobs": None,
+            "finish_reason": finish_reason(deltas[-1].finish, bool(calls)),
+            "stop_reason": deltas[-1].stop,
+        }
+        if self._body.logprobs:
+            found["logprobs"] = chat_logprobs((each for delta in deltas for each in delta.logprobs), self._model)
+        if self._body.return_token_ids:
+            found["token_ids"] = [token for delta in deltas for token in delta.tokens]
+        return found
+
+    async def stream(self) -> AsyncIterator[str]:
+        options = self._body.stream_options
+        with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+        choices = [Choice() for _ in self._asks]
+        ended: dict[int, Stats] = {}
+        prompt = len(self._asks[0].prompt)
+        with ExitStack() as stack:
+            generations = stack.enter_context(self._service.generations(self._asks, self._arrived_at))
+            async for place, delta in merged(generations):
+                choice = choices[place]
+                choice.tokens += len(delta.tokens)
+                choice.reasoning_tokens += reasoning_tokens(delta)
+                entry = self._chunk_choice(place, choice, delta)
+                if delta.finish:
+                    ended[place] = delta.stats or Stats()
+                if entry is None:
+                    continue
+                chunk = {**self._head, "object": "chat.completion.chunk", "choices": [entry]}
+                if self._body.return_token_ids and not choice.began:
+                    chunk["prompt_token_ids"] = self._asks[place].prompt
+                choice.began = True
+                if counting:
+                    chunk["usage"] = usage(prompt, sum(each.tokens for each in choices))
+                elif with_usage:
+                    chunk["usage"] = None
+                if len(ended) == len(choices) and not with_usage:
+                    chunk["metrics"] = self._metrics(ended)
+                yield data(chunk)
+        if with_usage:
+            stats = [ended[place] for place in sorted(ended)]
+            yield data(
+                {
+                    **self._head,
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": final_usage(stats, sum(each.reasoning_tokens for each in choices)),
+                    "metrics": self._metrics(ended),
+                }
+            )
+
+    def _metrics(self, ended: dict[int, Stats]) -> dict[str, Any]:
+        return response_metrics(list(ended.values()), self._service.choice.depth)
+
+    def _chunk_choice(self, place: int, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        """None where a step brought nothing that can be shown: text that may begin a tag is held back."""
+        body = self._body
+        extras = body.logprobs or body.return_token_ids or (body.return_drafts and delta.drafts)
+        if not delta.pieces and not delta.finish and not extras:
+            return None
+        answer = message_delta(delta.pieces, choice)
+        if not choice.began:
+            answer = {"role": "assistant", **answer}
+        entry: dict[str, Any] = {
+            "index": place,
+            "delta": answer,
+            "finish_reason": finish_reason(delta.finish, choice.calls > 0) if delta.finish else None,
+        }
+        if delta.finish:
+            entry["stop_reason"] = delta.stop
+        if body.logprobs:
+            entry["logprobs"] = chat_logprobs(delta.logprobs, self._model)
+        if body.return_token_ids:
+            entry["token_ids"] = list(delta.tokens)
+        if body.return_drafts and delta.tokens:
+            entry["drafts"] = drafts_of(delta, self._model)
+        return entry
+
+
+def message_delta(pieces: list[Piece], choice: Choice) -> dict[str, Any]:
+    """Pieces of a step as one delta of a message."""
+    found: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        match piece:
+            case Content():
+                found["content"] = found.get("content", "") + piece.text
+            case Reasoning():
+                found["reasoning_content"] = found.get("reasoning_content", "") + piece.text
+            case CallStart():
+                choice.calls += 1
+                function = {"name": piece.name, "arguments": ""}
+                calls.append({"index": piece.index, "id": call_id(), "type": "function", "function": function})
+            case CallArguments():
+                if calls and calls[-1]["index"] == piece.index:
+                    calls[-1]["function"]["arguments"] += piece.text
+                else:
+                    calls.append({"index": piece.index, "function": {"arguments": piece.text}})
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def drafts_of(delta: Delta, model: Any) -> dict[str, Any]:
+    """What was drafted in a step, for those who want to see it."""
+    right = delta.right
+    return {
+        "accepted": right,
+        "forced": delta.forced,
+        "tokens": [model.token_text(token) for token in delta.tokens],
+        "rejected": [model.token_text(token) for token in delta.drafts[right:]],
+    }
+
+
+def reasoning_tokens(delta: Delta) -> int:
+    """Tokens of a step that went into reasoning; one that does both counts as answer."""
+    only_thought = bool(delta.pieces) and all(isinstance(piece, Reasoning) for piece in delta.pieces)
+    return len(delta.tokens) if only_thought else 0
+
+
+def finish_reason(finish: Finish | None, called: bool) -> str:
+    if finish is Finish.LENGTH:
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

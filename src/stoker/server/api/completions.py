@@ -1,0 +1,178 @@
+"""POST /v1/completions: text in, text out, no template."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from stoker.engine.request import Stats
+from stoker.server.api.chat import drafts_of, finish_reason, prompted
+from stoker.server.errors import ApiError
+from stoker.server.generation import Ask, Delta
+from stoker.server.logprobs import completion_logprobs
+from stoker.server.merge import merged
+from stoker.server.parse.pieces import Content
+from stoker.server.protocol.completions import CompletionRequest
+from stoker.server.sampled import choice_samplings, choices_of
+from stoker.server.service import Service
+from stoker.server.streaming import DONE, EventStream, data, while_connected
+from stoker.server.structured import answer_mask
+from stoker.server.usage import response_metrics, usage
+
+router = APIRouter()
+DEFAULT_TOKENS = 16  # OpenAI's
+MOST_PROMPTS = 64
+MOST_LOGPROBS = 20
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    arrived_at = time.perf_counter()
+    service.model.check_name(body.model)
+    service.admit()
+    asks = await asyncio.to_thread(completion_asks, service, body)
+    response = CompletionResponse(service, body, asks, arrived_at)
+    if body.stream:
+        return EventStream(response.stream(), lambda error: data(error.openai()), service.config.stall_timeout, DONE)
+    return JSONResponse(await while_connected(request, response.whole()))
+
+
+def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
+    """One per prompt and choice."""
+    if body.suffix:
+        raise ApiError(400, "suffix is not supported: text is only continued.", param="suffix")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
+        raise ApiError(400, f"logprobs is {body.logprobs}, expected 0 to {MOST_LOGPROBS}.", param="logprobs")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not supported: the prompt's are not computed.", param="echo")
+    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    mask = answer_mask(service.model, body.response_format, body.structured_outputs, thinking=False)
+    asks = []
+    for prompt in _prompts(service, body):
+        ask = replace(prompted(service, body, prompt, wanted, body.logprobs), parsed=False, mask=mask)
+        asks += [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
+    return asks
+
+
+def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
+    given = body.prompt
+    if isinstance(given, str):
+        return [service.model.encode(given)]
+    if given and all(isinstance(entry, int) for entry in given):
+        return [[entry for entry in given if isinstance(entry, int)]]
+    if not given or len(given) > MOST_PROMPTS:
+        raise ApiError(400, f"prompt has {len(given)} entries, expected 1 to {MOST_PROMPTS}.", param="prompt")
+    return [service.model.encode(entry) if isinstance(entry, str) else list(entry) for entry in given]  # type: ignore[arg-type]
+
+
+class CompletionResponse:
+    def __init__(self, service: Service, body: CompletionRequest, asks: list[Ask], arrived_at: float) -> None:
+        self._service, self._body, self._asks, self._arrived_at = service, body, asks, arrived_at
+        self._model = service.model
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._model.name,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        deltas: list[list[Delta]] = [[] for _ in self._asks]
+        with self._service.generations(self._asks, self._arrived_at) as generations:
+            async for place, delta in merged(generations):
+                deltas[place].append(delta)
+        stats = [found[-1].stats or Stats() for found in deltas]
+        return {
+            **self._head,
+            "choices": [self._choice(place, found) for place, found in enumerate(deltas)],
+            "usage": self._usage(stats),
+            "metrics": response_metrics(stats, self._service.choice.depth),
+        }
+
+    def _choice(self, place: int, deltas: list[Delta]) -> dict[str, Any]:
+        echo = self._echo(place)
+        found: dict[str, Any] = {
+            "index": place,
+            "text": echo + "".join(map(text_of, deltas)),
+            "logprobs": None,
+            "finish_reason": finish_reason(deltas[-1].finish, called=False),
+            "stop_reason": deltas[-1].stop,
+        }
+        if self._body.logprobs is not None:
+            logprobs = [each for delta in deltas for each in delta.logprobs]
+            found["logprobs"] = completion_logprobs(logprobs, self._model, len(echo))
+        if self._body.return_token_ids:
+            found["prompt_token_ids"] = self._asks[place].prompt
+            found["token_ids"] = [token for delta in deltas for token in delta.tokens]
+        return found
+
+    async def stream(self) -> AsyncIterator[str]:
+        options = self._body.stream_options
+        with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+        ended: dict[int, Stats] = {}
+        tokens, offsets, began = 0, [0] * len(self._asks), [False] * len(self._asks)
+        prompt = len(self._asks[0].prompt)
+        with self._service.generations(self._asks, self._arrived_at) as generations:
+            async for place, delta in merged(generations):
+                tokens += len(delta.tokens)
+                text = ("" if began[place] else self._echo(place)) + text_of(delta)
+                if delta.finish:
+                    ended[place] = delta.stats or Stats()
+                elif not text and self._body.logprobs is None and not self._body.return_token_ids:
+                    continue
+                entry = self._chunk_choice(place, text, delta, offsets, began[place])
+                began[place] = True
+                chunk: dict[str, Any] = {**self._head, "choices": [entry]}
+                if counting:
+                    chunk["usage"] = usage(prompt, tokens)
+                elif with_usage:
+                    chunk["usage"] = None
+                if len(ended) == len(self._asks) and not with_usage:
+                    chunk["metrics"] = response_metrics(list(ended.values()), self._service.choice.depth)
+                yield data(chunk)
+        if with_usage:
+            stats = [ended[place] for place in sorted(ended)]
+            metrics = response_metrics(stats, self._service.choice.depth)
+            yield data({**self._head, "choices": [], "usage": self._usage(stats), "metrics": metrics})
+
+    def _chunk_choice(self, place: int, text: str, delta: Delta, offsets: list[int], began: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "index": place,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason(delta.finish, called=False) if delta.finish else None,
+        }
+        if delta.finish:
+            found["stop_reason"] = delta.stop
+        if self._body.logprobs is not None:
+            found["logprobs"] = completion_logprobs(delta.logprobs, self._model, offsets[place])
+            offsets[place] += sum(map(len, found["logprobs"]["tokens"]))
+        if self._body.return_token_ids:
+            found["token_ids"] = list(delta.tokens)
+            if not began:
+                found["prompt_token_ids"] = self._asks[place].prompt
+        if self._body.return_drafts and delta.tokens:
+            found["drafts"] = drafts_of(delta, self._model)
+        return found
+
+    def _usage(self, stats: list[Stats]) -> dict[str, Any]:
+        """Every prompt counts once, however many choices it has."""
+        firsts = stats[:: choices_of(self._body)]
+        return usage(
+            sum(each.prompt_tokens for each in firsts),
+            sum(each.output_tokens for each in stats),
+            sum(each.cached_tokens for each in firsts),
+        )
+
+    def _echo(self, place: int) -> str:
+        return self._model.decode(self._asks[place].prompt) if self._body.echo else ""
+
+
+def text_of(delta: Delta) -> str:
+    return "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))

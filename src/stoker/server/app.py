@@ -1,0 +1,109 @@
+"""The web application: endpoints, errors in the words of each API, and the guard in front of them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+import stoker
+from stoker.server.api import about, chat, completions
+from stoker.server.errors import ApiError
+from stoker.server.guard import Guard
+from stoker.server.service import Service
+from stoker.server.streaming import ClientGone
+
+log = logging.getLogger("stoker.server")
+MOST_PROBLEMS = 5  # of a request that are named
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": HTTPStatus(status).phrase}
+    for status in (400, 401, 403, 404, 405, 408, 413, 429, 500, 503, 504)
+}
+
+
+def create_app(service: Service) -> ASGIApp:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(service.run())
+        running.add_done_callback(service.ended)
+        yield
+        await service.supervisor.stop()
+        running.cancel()
+
+    app = FastAPI(
+        title="Stoker",
+        version=stoker.__version__,
+        summary="OpenAI's and Anthropic's APIs in front of one model.",
+        docs_url=None,  # its page loads scripts from elsewhere; /openapi.json is served
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=ERRORS,
+    )
+    app.state.service = service
+    for module in (about, chat, completions):
+        app.include_router(module.router)
+    app.add_exception_handler(ApiError, _told)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(ClientGone, _nobody)
+    app.add_exception_handler(Exception, _bug)
+    return Guard(app, service.config)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(request.url.path), error.status, error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """What is wrong with a body, field by field."""
+    assert isinstance(error, RequestValidationError)
+    found = [_problem(each) for each in error.errors()[:MOST_PROBLEMS]]
+    more = len(error.errors()) - len(found)
+    message = "; ".join(found) + (f"; and {more} more" if more > 0 else "")
+    return await _told(request, ApiError(400, f"The request is not valid: {message}."))
+
+
+def _problem(each: dict[str, Any]) -> str:
+    place = ".".join(str(step) for step in each["loc"] if step != "body")
+    if each["type"] == "json_invalid":
+        reason = each.get("ctx", {}).get("error", "")
+        return f"the body is no JSON ({reason} at character {each['loc'][-1]})"
+    return f"{place or 'the body'}: {each['msg']}"
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Paths and methods that are not there, and bodies that could not be read."""
+    assert isinstance(error, HTTPException)
+    cause = error.__cause__
+    if isinstance(cause, ApiError):
+        return await _told(request, cause)
+    if isinstance(cause, UnicodeError):
+        message = f"The body is not UTF-8: {cause}."
+    elif isinstance(cause, RecursionError):
+        message = "The body is JSON nested too deeply."
+    elif cause is not None:
+        message = f"The body cannot be read: {cause}."
+    else:
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}."
+    told = await _told(request, ApiError(error.status_code, message))
+    for name, value in (error.headers or {}).items():
+        told.headers[name] = value
+    return told
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    reason = ApiError(500, f"The server made a mistake: {type(error).__name__}. Its log has the details.")
+    return JSONResponse(reason.body(request.url.path), 500)

@@ -1,0 +1,65 @@
+"""Everything `stoker serve` can be told, checked when it is made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.config import KV_DTYPES
+from stoker.errors import RequestError
+from stoker.speculate.choice import DraftChoice
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    directory: Path
+    names: tuple[str, ...]  # the model may be asked for by any of them; responses carry the first
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    draft: str = "auto"
+    context: int | None = None  # tokens of one request; None: as the model has, at most 32,768
+    users: int = 8  # requests computed at a time
+    kv_dtype: str | None = None
+    device: str = "cpu"
+    queue: int = 64  # requests that may wait beside those that run
+    memory: int | None = None  # bytes for weights and caches; None: what the system has to give
+    reserve: int | None = None  # bytes that stay free; None: a share of the machine's memory
+    prefix_cache: int | None = None  # bytes of recurrent states to keep; None: a share of the caches
+    max_body: int = 16 * MIB
+    max_messages: int = 4096  # of one conversation
+    request_timeout: float = 3600.0  # s from arrival to the last token
+    body_timeout: float = 30.0  # s for a request to arrive once it has begun
+    stall_timeout: float = 60.0  # s that a client may take nothing of its stream
+    step_timeout: float = 120.0  # s without a sign of life after which an engine is killed and started again
+    drain_timeout: float = 30.0  # s that running requests have to end after SIGTERM
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    self_test: bool = True
+
+    def __post_init__(self) -> None:
+        DraftChoice.parse(self.draft)
+        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
+            raise RequestError(f"--kv-dtype is {self.kv_dtype!r}, expected {', '.join(KV_DTYPES)}.")
+        for name, least in (("users", 1), ("queue", 0), ("port", 0), ("max_body", 1024), ("max_messages", 1)):
+            if getattr(self, name) < least:
+                option = name.replace("_", "-")
+                raise RequestError(f"--{option} is {getattr(self, name)}, expected at least {least}.")
+        if self.context is not None and self.context < 64:
+            raise RequestError(f"--context is {self.context}, expected at least 64 tokens.")
+        if self.port > 65535:
+            raise RequestError(f"--port is {self.port}, expected 0 to 65535.")
+        if self.api_key is not None and not self.api_key.strip():
+            raise RequestError("--api-key is empty. Give a key, or leave the option out to serve without one.")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False

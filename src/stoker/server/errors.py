@@ -1,0 +1,69 @@
+"""What goes wrong with a request, in the words of the API it came through."""
+
+from typing import Any
+
+from stoker.errors import EngineError, RequestError, StokerError
+
+RETRY_S = 2  # after which a client may try again when nothing better is known
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than what was asked for. The message is a sentence with the numbers and the way out."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.status == 401:
+            found["www-authenticate"] = 'Basic realm="stoker, any user name, the API key as password"'
+        return found
+
+    def openai(self) -> dict[str, Any]:
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status == 401:
+            kind = "authentication_error"
+        else:
+            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}}
+
+    def anthropic(self) -> dict[str, Any]:
+        fallback = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = ANTHROPIC_KINDS.get(self.status, fallback)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body(self, path: str) -> dict[str, Any]:
+        return self.anthropic() if path.startswith("/v1/messages") else self.openai()
+
+
+def api_error(error: StokerError) -> ApiError:
+    """How an error of the engine or of our own checks is told to a client."""
+    if isinstance(error, RequestError):
+        return ApiError(400, _sentence(error))
+    if isinstance(error, EngineError):
+        return ApiError(503, _sentence(error), code="engine_unavailable", retry_after=RETRY_S)
+    return ApiError(500, _sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:]

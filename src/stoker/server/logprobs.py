@@ -1,0 +1,40 @@
+"""Log probabilities in OpenAI's two forms."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stoker.engine.request import TokenLogprob
+from stoker.server.served import ServedModel
+
+
+def chat_logprobs(found: Iterable[TokenLogprob], model: ServedModel) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = model.token_text(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8"))}
+
+    return {
+        "content": [
+            {**entry(each.token, each.logprob), "top_logprobs": [entry(*top) for top in each.top]} for each in found
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(found: Sequence[TokenLogprob], model: ServedModel, offset: int) -> dict[str, Any]:
+    """`offset` is where the first of these tokens begins in the text."""
+    texts = [model.token_text(each.token) for each in found]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [_finite(each.logprob) for each in found],
+        "top_logprobs": [{model.token_text(token): _finite(value) for token, value in each.top} for each in found],
+        "text_offset": offsets,
+    }
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; this is what the APIs write for a token that could not have come."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,1 @@
+"""Text of an answer to reasoning, content and tool calls. Pure: however the text is cut, the result is the same."""

@@ -1,0 +1,77 @@
+"""What an answer is made of once it is parsed, in the order it was written."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The beginning of a tool call; its arguments follow as pieces of one JSON object."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    index: int
+    text: str
+
+
+Piece = Reasoning | Content | CallStart | CallArguments
+
+
+@dataclass
+class Call:
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class Message:
+    """A whole answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] | None = None
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> "Message":
+        message = cls(calls=[])
+        for piece in pieces:
+            message.add(piece)
+        return message
+
+    def add(self, piece: Piece) -> None:
+        if self.calls is None:
+            self.calls = []
+        match piece:
+            case Reasoning():
+                self.reasoning += piece.text
+            case Content():
+                self.content += piece.text
+            case CallStart():
+                self.calls.append(Call(piece.name))
+            case CallArguments():
+                self.calls[piece.index].arguments += piece.text
+
+
+def beginning_of(tags: Iterable[str], text: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of one of `tags`: text that must be held back."""
+    found = 0
+    for tag in tags:
+        for size in range(min(len(tag) - 1, len(text)), found, -1):
+            if text.endswith(tag[:size]):
+                found = size
+                break
+    return found

@@ -1,0 +1,117 @@
+"""The model as requests see it: its names, its context, text to tokens and back, its chat template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.prefix import message_boundaries
+from stoker.engine.text import TextStream
+from stoker.engine.tokenizer import Tokenizer
+from stoker.model.config import ModelConfig
+from stoker.server.errors import ApiError
+from stoker.server.parse.reasoning import OPEN
+
+MESSAGE_START = "<|im_start|>"
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what generation_config.json may preset
+
+
+class ServedModel:
+    def __init__(self, directory: Path, names: Sequence[str], context: int, options: Mapping[str, Any]) -> None:
+        """`options` are defaults for the chat template, such as enable_thinking."""
+        self.directory, self.names, self.context = directory, tuple(names), context
+        self.config = ModelConfig.load(directory)
+        self.tokenizer = Tokenizer(directory)
+        self.stop_ids = self.config.eos_token_ids
+        self.defaults = _generation_defaults(directory)
+        self._options = dict(options)
+        self._backend = self.tokenizer.backend
+        self._message_start = self._backend.token_to_id(MESSAGE_START)
+        template = self.tokenizer.chat_template
+        self.has_template = template is not None
+        self.calls_in_json = template is not None and "<function=" not in template
+        self._texts: dict[int, str] = {}  # of single tokens, for logprobs
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def check_name(self, name: str | None) -> None:
+        if name is not None and name not in self.names:
+            raise ApiError(
+                404,
+                f"There is no model {name[:200]!r} here; this server has {', '.join(map(repr, self.names))}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    # -- text and tokens
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return self.tokenizer.encode(text)
+        except (TypeError, UnicodeError) as error:  # half a surrogate pair is no text
+            raise ApiError(400, f"The text cannot be turned into tokens: {error}.") from error
+
+    def decode(self, tokens: Sequence[int], special: bool = True) -> str:
+        return str(self._backend.decode(list(tokens), skip_special_tokens=not special))
+
+    def stream(self, stops: Sequence[str]) -> TextStream:
+        return TextStream(self._backend, stops)
+
+    def token_text(self, token: int) -> str:
+        """Of one token by itself; half a character is shown as the replacement character."""
+        if token not in self._texts:
+            self._texts[token] = self.decode([token])
+        return self._texts[token]
+
+    def token_id(self, text: str) -> int | None:
+        """The token that is exactly this text, if there is one."""
+        found = self._backend.token_to_id(text)
+        return None if found is None else int(found)
+
+    # -- conversations
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        begin_answer: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation. Whatever the template finds wrong with it is the request's fault."""
+        if not self.has_template:
+            raise ApiError(
+                400, f"{self.name} has no chat template, so it takes no conversations. Use /v1/completions instead."
+            )
+        given = {**self._options, **(options or {})}
+        taken = {"messages", "tools", "begin_answer", "tokenize", "add_generation_prompt", "chat_template"} & set(given)
+        if taken:
+            raise ApiError(400, f"chat_template_kwargs may not set {', '.join(sorted(taken))}.")
+        try:
+            return self.tokenizer.encode_chat(messages, begin_answer, tools=tools, **given)
+        except Exception as error:  # jinja raises whatever the template raises, and what Python raises within it
+            reason = str(error) or type(error).__name__
+            raise ApiError(400, f"The chat template cannot render this conversation: {reason}") from error
+
+    def boundaries(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """Where messages begin: good places for the prefix cache."""
+        return () if self._message_start is None else tuple(message_boundaries(prompt, self._message_start))
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether the template has opened a thought that the answer begins in."""
+        return self.decode(prompt[-8:]).rstrip().endswith(OPEN)
+
+
+def _generation_defaults(directory: Path) -> dict[str, Any]:
+    """Sampling that the model's authors recommend; what a request leaves open is taken from here."""
+    file = directory / "generation_config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError:
+        return {}
+    return {name: found[name] for name in SAMPLED if isinstance(found, dict) and found.get(name) is not None}

@@ -1,0 +1,192 @@
+"""What all endpoints share: the model, the engine, who may come in, and everything that is under way."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stoker.engine.config import EngineConfig, check_request
+from stoker.engine.request import AUTO, Depth
+from stoker.engine.spec import Buildable
+from stoker.errors import EngineError, StokerError
+from stoker.model.cache import PAGE_SIZE
+from stoker.server.config import ServerConfig
+from stoker.server.errors import RETRY_S, ApiError, api_error
+from stoker.server.generation import Ask, Generation
+from stoker.server.metrics import Metrics, engine_gauges
+from stoker.server.served import ServedModel
+from stoker.server.supervisor import Supervisor
+from stoker.speculate.choice import DraftChoice
+
+log = logging.getLogger("stoker.server")
+
+
+class Service:
+    def __init__(self, config: ServerConfig, engine_config: EngineConfig, context: int, spec: Buildable) -> None:
+        self.config, self.engine_config, self.context = config, engine_config, context
+        self.choice = DraftChoice.parse(config.draft)
+        self.depth: Depth = AUTO if self.choice.adaptive else self.choice.depth
+        self.metrics = Metrics(config.names[0])
+        self.supervisor = Supervisor(spec, config.step_timeout)
+        self.supervisor.on_fall = lambda reason: self.metrics.restarts.inc()
+        self.live: set[Generation] = set()
+        self.draining = False
+        self._model: ServedModel | None = None
+        self.started_at = int(time.time())
+        self.failure: StokerError | None = None  # why the server had to end
+        self.on_end: Callable[[str], object] = lambda reason: None
+        self.metrics.watch(self._gauges)
+
+    @property
+    def model(self) -> ServedModel:
+        """Only once it is loaded; until then requests are told how far it is."""
+        if self._model is None:
+            self.check_ready()
+            raise ApiError(503, "The tokenizer is being loaded. Try again soon.", retry_after=RETRY_S)
+        return self._model
+
+    async def run(self) -> None:
+        """Loads model and engine, and keeps the engine alive until it is stopped."""
+        config = self.config
+        loading = asyncio.to_thread(
+            ServedModel, config.directory, config.names, self.context, dict(config.template_options)
+        )
+        supervised = asyncio.create_task(self.supervisor.run())
+        try:
+            self._model = await loading
+            await supervised
+        finally:
+            supervised.cancel()
+
+    def ended(self, running: "asyncio.Task[None]") -> None:
+        """`run` is over. If it was not told to be, the server cannot go on."""
+        error = None if running.cancelled() else running.exception()
+        if error is None:
+            return
+        self.failure = error if isinstance(error, StokerError) else EngineError(f"{type(error).__name__}: {error}")
+        if not isinstance(error, StokerError):
+            log.error("the server cannot go on", exc_info=error)
+        self.abort_all(str(self.failure))
+        self.on_end(str(self.failure))
+
+    # -- who may come in
+
+    @property
+    def ready(self) -> bool:
+        return self.supervisor.ready and self._model is not None and not self.draining
+
+    def check_ready(self) -> None:
+        """Raises 503 with how long it may take."""
+        if self.draining:
+            raise ApiError(503, "The server is shutting down and takes no more requests.", retry_after=10)
+        if self.ready:
+            return
+        phase = self.supervisor.phase
+        eta = phase.eta_s
+        if self.supervisor.starts > 1:
+            fault = f" after a fault ({self.supervisor.fault})" if self.supervisor.fault else ""
+            message = f"The engine is being started again{fault}. Try again soon."
+        else:
+            share = f", {phase.percent} % done" if phase.percent is not None else ""
+            message = f"The model is not loaded yet ({phase.detail or phase.name}{share}). Try again soon."
+        retry = RETRY_S if eta is None else max(1, math.ceil(eta))
+        raise ApiError(503, message, code="not_ready", retry_after=retry)
+
+    def admit(self, count: int = 1) -> None:
+        """Raises where a request cannot be taken now; `count` is the number of answers it asks for."""
+        try:
+            self.check_ready()
+        except ApiError:
+            self.metrics.refused("not_ready")
+            raise
+        room = self.config.users + self.config.queue - len(self.live)
+        if count > room:
+            self.metrics.refused("queue_full")
+            raise ApiError(
+                429,
+                f"{len(self.live)} requests are running or waiting, and {self.config.users} may run and "
+                f"{self.config.queue} wait: there is no room for {count} more. Try again later.",
+                code="queue_full",
+                retry_after=RETRY_S,
+            )
+
+    def check(self, ask: Ask) -> None:
+        """Raises 400, with the numbers, for what could never be served."""
+        need, room = len(ask.prompt) + ask.sampling.max_tokens, self.context
+        if need > room:
+            raise ApiError(
+                400,
+                f"prompt has {len(ask.prompt):,} tokens and max_tokens asks {ask.sampling.max_tokens:,}: "
+                f"{need:,} > context {room:,}. Shorten the prompt or lower max_tokens.",
+                code="context_length_exceeded",
+            )
+        try:
+            check_request(self.model.config, ask.prompt, ask.sampling)
+        except StokerError as error:
+            raise api_error(error) from error
+
+    def room_for_answer(self, prompt: list[int]) -> int:
+        """Tokens left of the context after a prompt. Raises 400 where there are none."""
+        room = self.context - len(prompt)
+        if room < 1:
+            raise ApiError(
+                400,
+                f"prompt has {len(prompt):,} tokens, and the context is {self.context:,}: there is no room for an "
+                "answer. Shorten the prompt, or start the server with a larger --context.",
+                code="context_length_exceeded",
+            )
+        return room
+
+    # -- what is under way
+
+    @contextmanager
+    def generations(self, asks: list[Ask], arrived_at: float | None = None) -> Iterator[list[Generation]]:
+        """Submits checked requests. Whatever is still running when the block is left is cancelled."""
+        arrived_at = time.perf_counter() if arrived_at is None else arrived_at
+        self.admit(len(asks))
+        engine = self.supervisor.engine
+        assert engine is not None
+        started: list[Generation] = []
+        try:
+            for ask in asks:
+                try:
+                    stream = engine.submit(ask.prompt, ask.sampling, self.depth, ask.boundaries, ask.mask)
+                except StokerError as error:
+                    raise api_error(error) from error
+                timeout = self.config.request_timeout
+                generation = Generation(stream, ask, self.model, self.metrics, arrived_at, timeout)
+                started.append(generation)
+                self.live.add(generation)
+            yield started
+        finally:
+            for generation in started:
+                self.live.discard(generation)
+                generation.close()
+
+    def abort_all(self, reason: str) -> None:
+        for generation in list(self.live):
+            generation.abort(EngineError(reason))
+
+    def abort_waiting(self, reason: str) -> int:
+        """Turns away what has no token yet. Returns how many those were."""
+        waiting = [generation for generation in self.live if not generation.started]
+        for generation in waiting:
+            generation.abort(EngineError(reason))
+        return len(waiting)
+
+    # -- gauges
+
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        yield "stoker:ready", "1 when requests are answered.", float(self.ready)
+        yield "stoker:healthy", "0 from a crash of the engine until it is up again.", float(self.supervisor.healthy)
+        yield "stoker:requests_live", "Requests that the server has not finished with.", len(self.live)
+        yield "stoker:context_tokens", "Most tokens of one request.", self.context
+        stats = self.supervisor.stats
+        if stats:
+            yield from engine_gauges(stats)
+
+
+def pages_for(tokens: int) -> int:
+    return -(-tokens // PAGE_SIZE)

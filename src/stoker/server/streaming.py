@@ -1,0 +1,96 @@
+"""Sending answers: server-sent events with an eye on the client, and plain answers that stop when nobody waits."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stoker.server.errors import ApiError
+
+log = logging.getLogger("stoker.server")
+T = TypeVar("T")
+DONE = "data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # or a proxy would collect the events
+]
+
+
+class ClientGone(Exception):
+    """Nobody is there any more to answer to."""
+
+
+def data(message: dict[str, Any]) -> str:
+    """One event without a name."""
+    return f"data: {json.dumps(message, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def event(name: str, message: dict[str, Any]) -> str:
+    return f"event: {name}\n{data(message)}"
+
+
+class EventStream(Response):
+    """Sends events until they end or the client is gone, whichever comes first. The iterator is closed in any case,
+    which is what frees the engine; a client that takes nothing for `stall_timeout` seconds counts as gone."""
+
+    def __init__(
+        self, events: AsyncIterator[str], on_error: Callable[[ApiError], str], stall_timeout: float, end: str = ""
+    ) -> None:
+        """`on_error` is the event that tells a client why its stream ends early; `end` follows the last event."""
+        super().__init__()
+        self._events, self._on_error, self._stall_timeout, self._end = events, on_error, stall_timeout, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(text: str, more: bool = True) -> None:
+            body = {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more}
+            async with asyncio.timeout(self._stall_timeout):
+                await send(body)
+
+        async def stream() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                try:
+                    async for text in events:
+                        await write(text)
+                    await write(self._end, more=False)
+                except ApiError as error:
+                    await write(self._on_error(error) + self._end, more=False)
+                except TimeoutError:
+                    log.warning("a client took nothing of its stream for %.0f s and was let go", self._stall_timeout)
+                except Exception as error:
+                    log.exception("an answer broke off")
+                    broken = ApiError(500, f"The answer broke off: {type(error).__name__}.")
+                    await write(self._on_error(broken) + self._end, more=False)
+
+        with suppress(ClientGone):
+            await _while_connected(receive, stream())
+
+
+async def while_connected(request: Request, answer: Awaitable[T]) -> T:
+    """The answer, or ClientGone as soon as the client hangs up."""
+    return await _while_connected(request.receive, answer)
+
+
+async def _while_connected(receive: Receive, answer: Awaitable[T]) -> T:
+    async def hang_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, listening = asyncio.ensure_future(answer), asyncio.create_task(hang_up())
+    try:
+        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+            raise ClientGone
+        return working.result()
+    finally:
+        listening.cancel()
+        working.cancel()
