@@ -256,7 +256,7 @@ class DepthController:
             track.tokens = track.tokens * RATE_MEMORY + len(emitted[i])
             track.seconds = track.seconds * RATE_MEMORY + verify_s + draft_s
             if paid[i]:
-                seconds = added_s * step.wanted[i] / max(1, wanted) + further_s * len(step.drafts[i]) / drafted
+                seconds = added_s * step.wanted[i] / max(1, wanted) + further_s * len(step.drafts[i]) / max(1, drafted)
                 self._earn(track, self._right(step, i, emitted[i]) - step.rate * seconds, step.looks[i])
 
     def forget(self, key: int) -> None:
