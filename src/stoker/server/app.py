@@ -2,19 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 import stoker
-from stoker.server.api import about, chat, completions
+from stoker.server.api import about, chat, completions, messages, responses
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
 from stoker.server.service import Service
@@ -47,10 +48,11 @@ def create_app(service: Service) -> ASGIApp:
         responses=ERRORS,
     )
     app.state.service = service
-    for module in (about, chat, completions):
+    for module in (about, chat, completions, responses, messages):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ValidationError, _invalid)  # of a request said again as another
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ClientGone, _nobody)
     app.add_exception_handler(Exception, _bug)
@@ -64,9 +66,10 @@ async def _told(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     """What is wrong with a body, field by field."""
-    assert isinstance(error, RequestValidationError)
-    found = [_problem(each) for each in error.errors()[:MOST_PROBLEMS]]
-    more = len(error.errors()) - len(found)
+    assert isinstance(error, RequestValidationError | ValidationError)
+    problems: Sequence[Any] = error.errors()
+    found = [_problem(each) for each in problems[:MOST_PROBLEMS]]
+    more = len(problems) - len(found)
     message = "; ".join(found) + (f"; and {more} more" if more > 0 else "")
     return await _told(request, ApiError(400, f"The request is not valid: {message}."))
 

@@ -39,6 +39,7 @@ class Delta:
 
     pieces: list[Piece]
     tokens: tuple[int, ...] = ()
+    reasoning_tokens: int = 0  # of them, those that went into a thought
     logprobs: tuple[TokenLogprob, ...] = ()
     drafts: tuple[int, ...] = ()
     forced: bool = False
@@ -135,23 +136,35 @@ class Generation:
         if event.finish is Finish.CANCELLED:  # by nobody here: the engine was told to by someone else
             self._fail()
             raise api_error(RequestError("the request was cancelled."))
-        text = "".join(map(self._push, event.tokens)) if event.tokens else ""
-        pieces: list[Piece]
+        pieces: list[Piece] = []
+        thought = 0
+        for token in event.tokens:
+            pieces += self._pieces(self._push(token))
+            thought += self._parser is not None and self._parser.thinking
         if event.finish:
-            text += self._text.flush()
-        if self._parser is None:
-            pieces = [Content(text)] if text else []
-        else:
-            pieces = self._parser.push(text)
-            if event.finish:
+            pieces += self._pieces(self._text.flush())
+            if self._parser:
                 pieces += self._parser.finish(complete=event.finish is Finish.STOP)
         self._metrics.stepped(event, self.progress)
         if event.finish:
             self._ended = True
             self._metrics.ended(event.finish, self.progress, event.stats or Stats())
         return Delta(
-            pieces, event.tokens, event.logprobs, event.drafts, event.forced, event.finish, event.stop, event.stats
+            pieces,
+            event.tokens,
+            thought,
+            event.logprobs,
+            event.drafts,
+            event.forced,
+            event.finish,
+            event.stop,
+            event.stats,
         )
+
+    def _pieces(self, text: str) -> list[Piece]:
+        if self._parser:
+            return self._parser.push(text)
+        return [Content(text)] if text else []
 
     def _push(self, token: int) -> str:
         self.progress.tokens += 1

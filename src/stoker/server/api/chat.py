@@ -50,8 +50,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     return JSONResponse(await while_connected(request, response.whole()))
 
 
-def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
-    """One per choice. Tokenising takes its time, so this runs in a thread."""
+def chat_asks(service: Service, body: ChatRequest, clamp: bool = False) -> list[Ask]:
+    """One per choice. Tokenising takes its time, so this runs in a thread.
+
+    With `clamp`, an answer longer than the context has room for is cut there and not refused: clients of the other
+    APIs always name a limit, and seldom one that fits.
+    """
     _refuse(body)
     model = service.model
     tools = template_tools(body.tools)
@@ -59,7 +63,10 @@ def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
     begin = True if body.add_generation_prompt is None else body.add_generation_prompt
     options = dict(body.chat_template_kwargs or {})
     prompt = model.render(messages, tools, begin, options)
-    ask = prompted(service, body, prompt, _most_tokens(body), _top_logprobs(body))
+    most = _most_tokens(body)
+    if clamp and most is not None:
+        most = min(most, service.room_for_answer(prompt))
+    ask = prompted(service, body, prompt, most, _top_logprobs(body))
     thinking = model.opens_thought(prompt)
     ask = replace(ask, boundaries=model.boundaries(prompt), thinking=thinking)
     ask = with_tools(service, ask, body)
@@ -149,7 +156,7 @@ class ChatResponse:
         with self._service.generations(self._asks, self._arrived_at) as generations:
             async for place, delta in merged(generations):
                 deltas[place].append(delta)
-                thinking += reasoning_tokens(delta)
+                thinking += delta.reasoning_tokens
                 for piece in delta.pieces:
                     messages[place].add(piece)
         stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
@@ -203,7 +210,7 @@ class ChatResponse:
             async for place, delta in merged(generations):
                 choice = choices[place]
                 choice.tokens += len(delta.tokens)
-                choice.reasoning_tokens += reasoning_tokens(delta)
+                choice.reasoning_tokens += delta.reasoning_tokens
                 entry = self._chunk_choice(place, choice, delta)
                 if delta.finish:
                     ended[place] = delta.stats or Stats()
@@ -293,12 +300,6 @@ def drafts_of(delta: Delta, model: Any) -> dict[str, Any]:
         "tokens": [model.token_text(token) for token in delta.tokens],
         "rejected": [model.token_text(token) for token in delta.drafts[right:]],
     }
-
-
-def reasoning_tokens(delta: Delta) -> int:
-    """Tokens of a step that went into reasoning; one that does both counts as answer."""
-    only_thought = bool(delta.pieces) and all(isinstance(piece, Reasoning) for piece in delta.pieces)
-    return len(delta.tokens) if only_thought else 0
 
 
 def finish_reason(finish: Finish | None, called: bool) -> str:

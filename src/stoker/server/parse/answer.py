@@ -14,6 +14,11 @@ class AnswerParser:
         self._splitter = ReasoningSplitter(thinking, ended_by=OPEN if tools is not None else None)
         self._calls = ToolCallParser(tools) if tools is not None else None
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside a thought."""
+        return self._splitter.thinking
+
     def push(self, text: str) -> list[Piece]:
         return self._pieces(*self._splitter.push(text)) if text else []
 

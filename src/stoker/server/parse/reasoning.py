@@ -22,9 +22,9 @@ class ReasoningSplitter:
         self._answer_fresh = False  # the answer follows reasoning and has not begun: its white space is dropped
 
     @property
-    def answering(self) -> bool:
-        """Whether the text has reached the answer."""
-        return self._inside is False
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside a thought."""
+        return self._inside is True
 
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning and answer that can be told for certain now."""

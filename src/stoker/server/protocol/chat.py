@@ -60,7 +60,7 @@ class ChatRequest(Sampled):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: Json | None = None
-    chat_template: str | None = Field(None, description="Refused: only the model's own template is run")
+    chat_template: str | None = Field(default=None, description="Refused: only the model's own template is run")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None

@@ -21,7 +21,7 @@ class StreamOptions(Model):
 class StructuredOutputs(Model):
     """vLLM's own way to ask for structured output; exactly one of them."""
 
-    json_: Json | str | None = Field(None, alias="json")
+    json_: Json | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -30,7 +30,7 @@ class StructuredOutputs(Model):
 class JsonSchemaFormat(Model):
     name: str = "answer"
     description: str | None = None
-    schema_: Json | None = Field(None, alias="schema")
+    schema_: Json | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -44,7 +44,7 @@ class Sampled(Model):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = Field(None, description="0 or -1: all")
+    top_k: int | None = Field(default=None, description="0 or -1: all")
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -65,6 +65,8 @@ class Sampled(Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    return_drafts: bool | None = Field(None, description="Stoker's own: what was drafted, with every chunk of a stream")
+    return_drafts: bool | None = Field(
+        default=None, description="Stoker's own: what was drafted, with every chunk of a stream"
+    )
     model: str | None = None
     user: str | None = None
