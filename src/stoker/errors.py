@@ -24,6 +24,10 @@ class RequestError(StokerError):
     """A request that cannot be served as asked."""
 
 
+class BenchError(StokerError):
+    """A server that cannot be measured as asked, or a result file that cannot be read."""
+
+
 class DependencyError(StokerError):
     """A command that needs an extra which is not installed."""
 

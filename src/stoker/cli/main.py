@@ -6,11 +6,16 @@ from typing import Annotated
 import typer
 
 import stoker
+from stoker.cli.bench import bench
 from stoker.cli.build import build
 from stoker.cli.chat import chat
+from stoker.cli.evidence import evidence
 from stoker.cli.generate import generate
 from stoker.cli.inspect import inspect
+from stoker.cli.pick import pick
+from stoker.cli.plan import plan
 from stoker.cli.progress import error_console
+from stoker.cli.report import report
 from stoker.cli.serve import serve
 from stoker.errors import StokerError
 
@@ -26,6 +31,11 @@ app.command()(chat)
 app.command()(serve)
 app.command()(build)
 app.command()(inspect)
+app.command()(plan)
+app.command()(pick)
+app.command()(evidence)
+app.command()(bench)
+app.command()(report)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,64 @@
+"""Finished rounds on disk as they happen, so that an interrupted suite goes on where it stopped.
+
+A line of JSON each; the first says what is being measured, and another measurement does not continue it.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stoker.bench.record import Failure, Request
+from stoker.errors import BenchError
+
+
+class Journal:
+    def __init__(self, path: Path | None, identity: dict[str, Any], fresh: bool = False) -> None:
+        self._path = path
+        self._identity = json.loads(json.dumps(identity))  # as it will read back: tuples are lists
+        self.rounds: dict[str, list[Request]] = {}
+        if path is None:
+            return
+        if path.exists() and not fresh:
+            self._load(path)
+        else:
+            path.write_text(json.dumps({"identity": self._identity}) + "\n", encoding="utf-8")
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for requests in self.rounds.values() for request in requests]
+
+    def add(self, key: str, requests: list[Request]) -> None:
+        self.rounds[key] = requests
+        if self._path is not None:
+            line = json.dumps({"round": key, "requests": [asdict(request) for request in requests]})
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def finish(self) -> None:
+        """The result file holds everything now."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _load(self, path: Path) -> None:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            identity = json.loads(lines[0])["identity"]
+        except (IndexError, KeyError, ValueError) as error:
+            raise BenchError(f"{path} is no unfinished benchmark; remove it, or say --fresh to begin anew") from error
+        if identity != self._identity:
+            other = ", ".join(sorted(key for key in identity if identity[key] != self._identity.get(key)))
+            raise BenchError(
+                f"{path} is an unfinished benchmark with another {other}; repeat its command, or say --fresh"
+            )
+        for line in lines[1:]:
+            try:
+                found = json.loads(line)
+            except ValueError:  # cut by a kill while it was written
+                continue
+            self.rounds[found["round"]] = [request_from(entry) for entry in found["requests"]]
+
+
+def request_from(entry: dict[str, Any]) -> Request:
+    failure = entry["failure"]
+    return Request(**{**entry, "failure": Failure(**failure) if failure else None})

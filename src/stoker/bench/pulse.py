@@ -1,0 +1,107 @@
+"""What measuring costs: how late this client stamps what arrives, how much CPU it takes, and, where NVML is, watts.
+
+A client that is itself late reports its own slowness as the server's, so the figure stands in every report.
+"""
+
+import asyncio
+import ctypes
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from stoker.bench.record import Client, Request
+from stoker.bench.stats import median, percentiles
+
+BEAT_S = 0.02
+
+
+@dataclass
+class Pulse:
+    """Collected over all rounds."""
+
+    lags: list[float] = field(default_factory=list)
+    watts: list[float] = field(default_factory=list)  # of the round at hand
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    @contextmanager
+    def beating(self, power: "Power | None") -> Iterator[None]:
+        """While requests run."""
+        cpu, wall, self.watts = time.process_time(), time.monotonic(), []
+        loop = asyncio.get_running_loop()
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        loop.add_reader(here, self._arrived, here)
+        over = threading.Event()
+        beat = threading.Thread(target=self._beat, args=(there, over, power), daemon=True)
+        beat.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beat.join()
+            loop.remove_reader(here)
+            here.close()
+            there.close()
+            self.cpu_s += time.process_time() - cpu
+            self.wall_s += time.monotonic() - wall
+
+    def _arrived(self, here: socket.socket) -> None:
+        now, data = time.monotonic(), here.recv(1 << 12)
+        self.lags += [now - sent for (sent,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
+
+    def _beat(self, there: socket.socket, over: threading.Event, power: "Power | None") -> None:
+        """Sends the time through a socket, the way a server's bytes come, from a thread that is never busy."""
+        next_reading = 0.0
+        while not over.wait(BEAT_S):
+            there.send(struct.pack("d", time.monotonic()))
+            if power is not None and time.monotonic() >= next_reading:
+                self.watts.append(power.watts())
+                next_reading = time.monotonic() + 0.5
+
+    def client(self, requests: list[Request]) -> Client:
+        gaps = [b - a for r in requests for a, b in zip(r.chunk_s, r.chunk_s[1:], strict=False)]
+        lag, gap = percentiles(self.lags), median(gaps)
+        share = self.cpu_s / self.wall_s if self.wall_s else None
+        return Client(
+            share,
+            lag.p50 if lag else None,
+            lag.p99 if lag else None,
+            lag.p50 / gap if lag and gap else None,
+        )
+
+
+class Power:
+    """Board power of all GPUs of this machine through NVML: the server's, if it runs here."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        count = ctypes.c_uint()
+        if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            raise OSError("NVML does not start")
+        self._devices, self.names = [], []
+        for index in range(count.value):
+            device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+                continue
+            library.nvmlDeviceGetName(device, name, 96)
+            self._devices.append(device)
+            self.names.append(name.value.decode())
+
+    def watts(self) -> float:
+        total, milliwatts = 0, ctypes.c_uint()
+        for device in self._devices:
+            if not self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)):
+                total += milliwatts.value
+        return total / 1000
+
+
+def find_power() -> Power | None:
+    try:
+        return Power(ctypes.CDLL("libnvidia-ml.so.1"))
+    except OSError:
+        return None

@@ -1,0 +1,186 @@
+"""A server under test: what it serves, how to ask it, and how it counts tokens."""
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from stoker.bench.metrics_page import counters
+from stoker.bench.record import ServerFacts
+from stoker.bench.tokens import Counter, find_counter
+from stoker.bench.wire import Clock, Exchange, Wires
+from stoker.errors import BenchError
+
+PATIENCE = 300.0
+
+
+class Target:
+    """Use as an async context manager; entering it asks the server what it is."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str = "",
+        api_key: str = "",
+        extra: dict[str, Any] | None = None,
+        name: str = "A",
+        tokenizer: Path | None = None,
+        context: int | None = None,
+        patience: float = PATIENCE,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        at = urlsplit(url if "//" in url else f"http://{url}")
+        if at.scheme not in ("http", "https") or not at.hostname:
+            raise BenchError(f"{url!r} is no address of a server; write it like http://localhost:8000")
+        self._prefix = at.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{at.scheme}://{at.netloc}{self._prefix}"
+        self.name, self.model, self.context = name, model, context
+        self.engine = ""
+        self.clock, self.patience = clock, patience
+        self.counter = Counter()
+        self.has_metrics = False
+        self.speculation = "none seen"
+        self._extra, self._tokenizer = extra or {}, tokenizer
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        wire_headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "User-Agent": "stoker-bench"}
+        self._wires = Wires(at, clock, {**wire_headers, **self._headers})
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Target":
+        timeout = aiohttp.ClientTimeout(total=self.patience)
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        try:
+            await self._discover()
+        except BaseException:
+            await self._session.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wires.close()
+        if self._session is not None:
+            await self._session.close()
+
+    def body(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is sent: the request, streaming, and every way of learning token counts that servers know."""
+        counting = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
+        return {"model": self.model, "temperature": 0, **asked, "stream": True, **counting, **self._extra}
+
+    async def ask(self, asked: dict[str, Any]) -> Exchange:
+        """A timed, streamed request. Never raises for what the server does; the exchange says what went wrong."""
+        path = f"{self._prefix}/v1/completions" if "prompt" in asked else f"{self._prefix}/v1/chat/completions"
+        body = json.dumps(self.body(asked)).encode()
+        try:
+            return await self._wires.post(path, body, self.patience)
+        except (OSError, TimeoutError) as error:
+            now = self.clock()
+            return Exchange(now, now, broken=f"no connection to {self.url}: {error}")
+
+    async def open(self, connections: int) -> None:
+        try:
+            await self._wires.open(connections, self.patience)
+        except (OSError, TimeoutError) as error:
+            raise BenchError(f"cannot open {connections} connections to {self.url}: {error}") from error
+
+    async def prompt_tokens(self, asked: dict[str, Any]) -> int:
+        """By the usage of a request for one token."""
+        path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
+        found = await self.post(path, {"model": self.model, **asked, **self._extra, "max_tokens": 1})
+        tokens = (found.get("usage") or {}).get("prompt_tokens")
+        if not isinstance(tokens, int):
+            raise BenchError(
+                f"{self.url} has no /tokenize and its answers carry no usage, so prompts cannot be fitted to a length; "
+                "give its tokenizer with --tokenizer DIRECTORY"
+            )
+        return tokens
+
+    async def scrape(self) -> dict[str, float]:
+        if not self.has_metrics:
+            return {}
+        try:
+            return counters(await self._get_text("/metrics"))
+        except BenchError:
+            return {}
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """An untimed call. BenchError with the server's words where it refuses."""
+        assert self._session is not None
+        try:
+            async with self._session.post(self.url + path, json=body) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise BenchError(f"{self.url}{path} answered {response.status}: {text[:500]}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise BenchError(f"{self.url}{path}: {error or type(error).__name__}") from error
+        return _object(text, self.url + path)
+
+    def facts(self) -> ServerFacts:
+        how = self.counter.how
+        return ServerFacts(self.name, self.url, self.model, self.engine, self.context, how, self.speculation)
+
+    async def _discover(self) -> None:
+        try:
+            listed = _object(await self._get_text("/v1/models"), f"{self.url}/v1/models").get("data") or []
+        except BenchError as error:
+            if not self.model:
+                raise BenchError(
+                    f"{error}. Is a server running there? Without /v1/models, say --model NAME."
+                ) from error
+            listed = []
+        served = [str(model.get("id")) for model in listed]
+        if not self.model:
+            if not served:
+                raise BenchError(f"{self.url}/v1/models lists no model; say which with --model NAME")
+            self.model = served[0]
+        elif served and self.model not in served:
+            raise BenchError(f"{self.url} serves {', '.join(served)}, not {self.model}; choose one with --model")
+        facts: dict[str, Any] = next((model for model in listed if model.get("id") == self.model), {})
+        meta = facts.get("meta") or {}
+        if self.context is None:
+            found = (
+                facts.get("max_model_len")
+                or facts.get("context_length")
+                or meta.get("n_ctx")
+                or meta.get("n_ctx_train")
+            )
+            self.context = found if isinstance(found, int) else None
+        self.engine = await self._engine(str(facts.get("owned_by") or ""))
+        try:
+            self.has_metrics = bool(counters(await self._get_text("/metrics")))
+        except BenchError:
+            self.has_metrics = False
+        self.counter = await find_counter(self, self._tokenizer)
+
+    async def _engine(self, owner: str) -> str:
+        try:
+            version = _object(await self._get_text("/version"), "").get("version")
+        except BenchError:
+            return owner or "not told"
+        return f"{owner or 'version'} {version}" if version else owner or "not told"
+
+    async def _get_text(self, path: str) -> str:
+        assert self._session is not None
+        try:
+            async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=30)) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise BenchError(f"{self.url}{path} answered {response.status}: {text[:300]}")
+                return text
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise BenchError(f"{self.url}{path}: {error or type(error).__name__}") from error
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BenchError(f"{where} answered something that is no JSON: {text[:200]}") from error
+    if not isinstance(found, dict):
+        raise BenchError(f"{where} answered a JSON value that is no object: {text[:200]}")
+    return found
