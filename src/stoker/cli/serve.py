@@ -3,14 +3,20 @@
 import json
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stoker.cli.extras import need_server
+from stoker.cli.progress import error_console
 from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
 from stoker.speculate.choice import FORMS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stoker.server.plan import Plan
 
 
 def serve(
@@ -35,11 +41,16 @@ def serve(
     max_messages: Annotated[int, typer.Option(help="Messages of the longest conversation.")] = 4096,
     request_timeout: Annotated[float, typer.Option(help="Seconds after which a request is ended.")] = 3600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = 30.0,
+    memory: Annotated[float | None, typer.Option(help="GiB for weights and caches; by default what there is.")] = None,
+    reserve: Annotated[float | None, typer.Option(help="GiB to leave to the system.")] = None,
+    prefix_cache: Annotated[float | None, typer.Option(help="GiB of states that repeated prompts begin from.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:0 ...")] = "cpu",
     self_test: Annotated[bool, typer.Option(help="Check model and drafter before answering.")] = True,
 ) -> None:
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
     from stoker.server.config import ServerConfig
+    from stoker.server.memory import read_memory
     from stoker.server.plan import plan_engine
     from stoker.server.run import serve as run
 
@@ -54,6 +65,10 @@ def serve(
         context=context,
         users=users,
         kv_dtype=kv_dtype,
+        device=device,
+        memory=_bytes(memory),
+        reserve=_bytes(reserve),
+        prefix_cache=_bytes(prefix_cache),
         queue=queue,
         max_body=max_body,
         max_messages=max_messages,
@@ -63,12 +78,39 @@ def serve(
         self_test=self_test,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    engine_config, longest = plan_engine(config)
-    run(config, engine_config, longest, announce=lambda address: typer.echo(f"listening on {address}", err=True))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    plan = plan_engine(config, read_memory(config.device))
+    console = error_console()
+    console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
+    console.print(_table(plan))
+    run(config, plan, announce=lambda address: console.print(f"listening on {address}", highlight=False))
+
+
+def _table(plan: "Plan") -> "Table":
+    """Where the memory goes, planned."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from stoker.engine.memory import size
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    table.add_column("memory, planned", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    for name, count in plan.items:
+        table.add_row(name, size(count))
+    table.add_section()
+    table.add_row("planned in all", size(plan.total))
+    table.add_row("available now", size(plan.reading.available))
+    table.add_row("kept free for the system", size(plan.reserve))
+    return table
 
 
 def _name(model: str) -> str:
     return Path(model).name if Path(model).is_dir() else model
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * (1 << 30))
 
 
 def _options(text: str) -> dict[str, Any]:

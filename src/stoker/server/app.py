@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 import stoker
-from stoker.server.api import about, chat, completions, messages, responses
+from stoker.server.api import about, chat, completions, messages, page, responses
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
 from stoker.server.service import Service
@@ -48,7 +48,7 @@ def create_app(service: Service) -> ASGIApp:
         responses=ERRORS,
     )
     app.state.service = service
-    for module in (about, chat, completions, responses, messages):
+    for module in (about, chat, completions, responses, messages, page):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(RequestValidationError, _invalid)

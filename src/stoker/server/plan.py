@@ -1,20 +1,96 @@
 """How large an engine the server starts, from what it was asked for and what the machine has to give."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from stoker.engine.config import EngineConfig
+from stoker.engine.memory import DrafterBytes, UnitBytes, size
+from stoker.errors import RequestError
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.config import ModelConfig
+from stoker.model.dflash import DFlashConfig
+from stoker.model.load import config_dtype
 from stoker.server.config import ServerConfig
-from stoker.speculate.choice import DraftChoice
+from stoker.server.memory import Reading
+from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
 
 DEFAULT_CONTEXT = 32768
+RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
+PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
+STATES_PER_USER = 16  # recurrent states the prefix cache keeps, where memory allows
+CACHE_SHARE = 0.2  # of the memory for caches that those may take
 
 
-def plan_engine(config: ServerConfig) -> tuple[EngineConfig, int]:
-    """The engine's sizes, and the most tokens of one request."""
+@dataclass(frozen=True)
+class Plan:
+    """The engine's sizes, and where the memory goes."""
+
+    engine: EngineConfig
+    context: int  # most tokens of one request
+    items: tuple[tuple[str, int], ...]  # name and bytes
+    cache_bytes: int  # of the items, what the engine's own caches take
+    kv_bytes: int
+    state_bytes: int  # recurrent states of requests and of the prefix cache
+    reading: Reading
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        return sum(count for _, count in self.items)
+
+
+def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
+    """Refuses, with the numbers, what does not fit beside the reserve."""
     model = ModelConfig.load(config.directory)
     context = min(config.context or DEFAULT_CONTEXT, model.max_positions)
-    pages = -(-context // PAGE_SIZE) * config.users
-    depth = DraftChoice.parse(config.draft).depth
-    return EngineConfig(
-        pages=pages, slots=config.users, max_depth=depth, checkpoints=8 * config.users, kv_dtype=config.kv_dtype
-    ), context
+    if config.context and config.context > model.max_positions:
+        raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
+    choice = DraftChoice.parse(config.draft)
+    dtype = config_dtype(model)
+    drafter = _drafter_bytes(choice, model, config.directory)
+    own = UnitBytes.of(model, choice.depth, dtype, None, config.kv_dtype)
+    unit = UnitBytes.of(model, choice.depth, dtype, drafter, config.kv_dtype)
+    weights = _weight_bytes(config)
+    reserve = reading.reserve if config.reserve is None else config.reserve
+    room = max(0, reading.available - reserve)
+    if config.memory is not None:
+        room = min(room, config.memory)
+    budget = room - weights - RUNTIME
+    slots, each = config.users, -(-context // PAGE_SIZE)
+    if config.prefix_cache is None:
+        states = min(STATES_PER_USER * slots, int(max(0, budget) * CACHE_SHARE) // max(1, unit.checkpoint))
+    else:
+        states = config.prefix_cache // max(1, unit.checkpoint)
+    fixed = slots * unit.slot + states * unit.checkpoint
+    pages = min(each * slots, (budget - fixed) // unit.page)
+    sizes = EngineConfig(max(1, pages), slots, choice.depth, checkpoints=states, kv_dtype=config.kv_dtype)
+    items = (
+        ("weights", weights),
+        ("runtime", RUNTIME),
+        (f"KV of {max(each, pages) * PAGE_SIZE:,} tokens", max(each, pages) * unit.page),
+        (f"recurrent state of {slots} requests", slots * unit.slot),
+        (f"prefix cache, {states} states", states * unit.checkpoint),
+    )
+    plan = Plan(sizes, context, items, own.total(sizes), max(each, pages) * unit.page, fixed, reading, reserve)
+    if pages < each:
+        parts = ", ".join(f"{name} {size(count)}" for name, count in items)
+        raise RequestError(
+            f"one request of {context:,} tokens does not fit: {parts} are {size(plan.total)}, and of "
+            f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
+            "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
+        )
+    return plan
+
+
+def _weight_bytes(config: ServerConfig) -> int:
+    files = sum(file.stat().st_size for file in config.directory.rglob("*.safetensors"))
+    return int(files * PACKED) if config.device == "cpu" else files
+
+
+def _drafter_bytes(choice: DraftChoice, model: ModelConfig, directory: Path) -> DrafterBytes:
+    """What the drafter keeps per page and slot; `auto` takes a DFlash network where there is one."""
+    folder = directory / DRAFTER_FOLDER
+    dtype = config_dtype(model)
+    if "dflash" in choice.kinds or (choice.best and folder.is_dir()):
+        return DrafterBytes.dflash(DFlashConfig.load(folder), dtype) if folder.is_dir() else DrafterBytes()
+    return DrafterBytes.mtp(model, dtype) if choice.best or "mtp" in choice.kinds else DrafterBytes()

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from stoker.engine.config import EngineConfig
 from stoker.engine.spec import Buildable, EngineSpec
+from stoker.errors import StokerError
 from stoker.server.app import create_app
 from stoker.server.config import ServerConfig
+from stoker.server.patience import PatientProtocol
+from stoker.server.plan import Plan
 from stoker.server.service import Service
 from stoker.speculate.choice import DraftChoice
 
@@ -22,8 +24,7 @@ END_S = 5.0  # what connections may take to close once every request has ended
 
 def serve(
     config: ServerConfig,
-    engine_config: EngineConfig,
-    context: int,
+    plan: Plan,
     wrap: Callable[[Buildable], Buildable] = lambda spec: spec,
     announce: Callable[[str], object] = lambda address: None,
 ) -> None:
@@ -31,12 +32,18 @@ def serve(
 
     `wrap` changes how the engine is built, for tests of its faults; `announce` is told the address once it is bound.
     """
-    spec = wrap(EngineSpec(config.directory, engine_config, DraftChoice.parse(config.draft), config.device))
-    service = Service(config, engine_config, context, spec)
-    server = Server(service, announce)
-    asyncio.run(server.serve())
-    if service.failure:
-        raise service.failure
+    spec = wrap(EngineSpec(config.directory, plan.engine, DraftChoice.parse(config.draft), config.device))
+    failure = asyncio.run(_serve(config, plan, spec, announce))
+    if failure:
+        raise failure
+
+
+async def _serve(
+    config: ServerConfig, plan: Plan, spec: Buildable, announce: Callable[[str], object]
+) -> StokerError | None:
+    service = Service(config, plan, spec)
+    await Server(service, announce).serve()
+    return service.failure
 
 
 class Server(uvicorn.Server):
@@ -47,6 +54,8 @@ class Server(uvicorn.Server):
                 create_app(service),
                 host=config.host,
                 port=config.port,
+                http=type("Protocol", (PatientProtocol,), {"head_timeout": config.body_timeout}),
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from stoker.engine.config import EngineConfig, check_request
+from stoker.engine.config import check_request
+from stoker.engine.process import EngineProcess
 from stoker.engine.request import AUTO, Depth
 from stoker.engine.spec import Buildable
 from stoker.errors import EngineError, StokerError
-from stoker.model.cache import PAGE_SIZE
 from stoker.server.config import ServerConfig
 from stoker.server.errors import RETRY_S, ApiError, api_error
 from stoker.server.generation import Ask, Generation
+from stoker.server.memory import MemoryGuard, read_memory
 from stoker.server.metrics import Metrics, engine_gauges
+from stoker.server.plan import Plan
+from stoker.server.selftest import self_test
 from stoker.server.served import ServedModel
 from stoker.server.supervisor import Supervisor
 from stoker.speculate.choice import DraftChoice
@@ -24,19 +27,23 @@ log = logging.getLogger("stoker.server")
 
 
 class Service:
-    def __init__(self, config: ServerConfig, engine_config: EngineConfig, context: int, spec: Buildable) -> None:
-        self.config, self.engine_config, self.context = config, engine_config, context
+    def __init__(self, config: ServerConfig, plan: Plan, spec: Buildable) -> None:
+        self.config, self.plan, self.context = config, plan, plan.context
         self.choice = DraftChoice.parse(config.draft)
         self.depth: Depth = AUTO if self.choice.adaptive else self.choice.depth
         self.metrics = Metrics(config.names[0])
-        self.supervisor = Supervisor(spec, config.step_timeout)
+        self.supervisor = Supervisor(spec, config.step_timeout, self._test if config.self_test else None)
         self.supervisor.on_fall = lambda reason: self.metrics.restarts.inc()
         self.live: set[Generation] = set()
         self.draining = False
         self._model: ServedModel | None = None
+        self._loaded = asyncio.Event()
         self.started_at = int(time.time())
         self.failure: StokerError | None = None  # why the server had to end
         self.on_end: Callable[[str], object] = lambda reason: None
+        self.memory = MemoryGuard(
+            lambda: read_memory(config.device), plan.reserve, self._shed_cache, self.abort_waiting, self._give_up
+        )
         self.metrics.watch(self._gauges)
 
     @property
@@ -53,16 +60,24 @@ class Service:
         loading = asyncio.to_thread(
             ServedModel, config.directory, config.names, self.context, dict(config.template_options)
         )
-        supervised = asyncio.create_task(self.supervisor.run())
-        try:
+        async with asyncio.TaskGroup() as group:
+            supervising = group.create_task(self.supervisor.run())
+            watching = group.create_task(self.memory.run())
             self._model = await loading
-            await supervised
-        finally:
-            supervised.cancel()
+            self._loaded.set()
+            await supervising
+            watching.cancel()
+
+    async def _test(self, engine: EngineProcess) -> None:
+        await self._loaded.wait()
+        assert self._model is not None
+        await self_test(engine, self._model, self.choice, self.plan)
 
     def ended(self, running: "asyncio.Task[None]") -> None:
         """`run` is over. If it was not told to be, the server cannot go on."""
         error = None if running.cancelled() else running.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         if error is None:
             return
         self.failure = error if isinstance(error, StokerError) else EngineError(f"{type(error).__name__}: {error}")
@@ -101,6 +116,9 @@ class Service:
         except ApiError:
             self.metrics.refused("not_ready")
             raise
+        if self.memory.short:
+            self.metrics.refused("memory")
+            raise ApiError(503, "Memory runs short, and new requests are turned away.", code="memory", retry_after=5)
         room = self.config.users + self.config.queue - len(self.live)
         if count > room:
             self.metrics.refused("queue_full")
@@ -176,6 +194,19 @@ class Service:
             generation.abort(EngineError(reason))
         return len(waiting)
 
+    # -- when memory runs short
+
+    def _shed_cache(self) -> None:
+        engine = self.supervisor.engine
+        if engine and engine.alive:
+            self.metrics.shed_caches.inc()
+            engine.shed()
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = StokerError(reason)
+        self.abort_all(reason)
+        self.on_end(reason)
+
     # -- gauges
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
@@ -183,10 +214,11 @@ class Service:
         yield "stoker:healthy", "0 from a crash of the engine until it is up again.", float(self.supervisor.healthy)
         yield "stoker:requests_live", "Requests that the server has not finished with.", len(self.live)
         yield "stoker:context_tokens", "Most tokens of one request.", self.context
+        if self.memory.latest:
+            yield "stoker:memory_available_bytes", "What the system could still give.", self.memory.latest.available
+        yield "stoker:kv_bytes", "Bytes of KV pages, the drafter's included.", self.plan.kv_bytes
+        yield "stoker:state_bytes", "Bytes of recurrent states, kept ones included.", self.plan.state_bytes
+        yield "stoker:memory_reserve_bytes", "What should stay free.", self.plan.reserve
         stats = self.supervisor.stats
         if stats:
             yield from engine_gauges(stats)
-
-
-def pages_for(tokens: int) -> int:
-    return -(-tokens // PAGE_SIZE)
