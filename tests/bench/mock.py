@@ -6,6 +6,7 @@ no time passes at all: the mock turns the clock itself, after the client has sta
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -281,3 +282,19 @@ def expected(truths: Sequence[Truth]) -> Iterator[tuple[str, float]]:
         yield f"ttft_s.{name}", percentile([truth.ttft for truth in truths], share)
     for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
         yield f"itl_s.{name}", percentile(gaps, share)
+
+
+async def _serve(behaviour: Behaviour) -> None:
+    """In a process of its own: the address on stdout, and on each further line what was asked so far."""
+    mock = Mock(behaviour)
+    async with mock.running():
+        print(mock.url, flush=True)
+        while True:
+            await asyncio.sleep(0.05)
+            print(len(mock.asked), flush=True)
+
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
+    settings["per_chunk"] = tuple(settings.get("per_chunk", (1,)))
+    asyncio.run(_serve(Behaviour(**settings)))

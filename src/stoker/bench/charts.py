@@ -194,7 +194,7 @@ def _axis(top: float, y: float, unit: str, width: int) -> str:
     for tick in _ticks(top):
         x = _x(tick, top, width)
         out.append(f'<path class="grid" d="M{x:.1f} {PAD}V{y}"/>' + _text(x, y + 16, f"{tick:g}", "middle"))
-    return "".join(out) + _text(width - RIGHT + 8, y + 16, unit)
+    return "".join(out) + _text(width - RIGHT + 18, y + 16, unit)
 
 
 def _x(value: float, top: float, width: int) -> float:

@@ -1,0 +1,107 @@
+"""The HTML report in a browser: drawn, silent, small, in light and dark."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stoker.bench import agent
+from stoker.bench.document import document
+from stoker.bench.html import html_report
+from stoker.bench.record import Document
+from stoker.bench.suites import Cell
+from tests.bench.drive import bench
+from tests.bench.mock import Behaviour, Mock, VirtualClock
+
+CHROMIUM = shutil.which("chromium")
+CELLS = (
+    Cell("Q&A", rounds=3),
+    Cell("Code", rounds=3),
+    Cell(agent.NAME, "warm", histories=(8000, 32000, 100000), rounds=1),
+    Cell("Long-RAG-8K", "cold", rounds=2),
+    Cell("Long-RAG-8K", "warm", rounds=2),
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Document:
+    async def run() -> Document:
+        documents = []
+        for cell in CELLS:
+            talks = cell.name == agent.NAME
+            how = Behaviour(per_chunk=(1, 5, 3), error_every=0 if talks else 3, tool_call=talks)
+            mock = Mock(how, VirtualClock())
+            async with mock.running():
+                documents.append(await bench(mock, cell))
+        for streams in (1, 2, 4):
+            mock = Mock(Behaviour(ttft_s=0.01, steps_per_s=200, chunks=8))
+            async with mock.running():
+                documents.append(await bench(mock, Cell("Math", concurrency=streams, rounds=1)))
+        requests = [request for each in documents for request in each.requests]
+        return document("test", requests, documents[0].environment, True, ["A warning with <angle> brackets & such."])
+
+    return asyncio.run(run())
+
+
+def test_everything_a_report_promises_is_in_it(found):
+    page = html_report(found)
+    for words in (
+        "Seconds per agent turn",
+        "100K",
+        "General",
+        "Agent turns",
+        "Accepted per step",
+        "Time to first token",
+        "Decode speed per request",
+        "Throughput by streams at a time",
+        "Timeline",
+        "Environment",
+        "Command:",
+        "Cold and warm prompts",
+        "FAILED",
+        "the queue is full",
+        "&lt;angle&gt;",
+    ):
+        assert words in page, words
+    assert len(page.encode()) < 1_000_000
+    assert "http://" not in page.replace(found.environment.servers[0].url, "")
+    assert "<script" not in page
+
+
+def test_a_page_of_a_thousand_requests_is_under_a_megabyte(found):
+    requests = found.requests * (1000 // len(found.requests) + 1)
+    many = document("test", requests, found.environment, True, [])
+    assert len(html_report(many).encode()) < 1_000_000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_it_and_has_nothing_to_say(found, scheme, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    file = tmp_path / "report.html"
+    file.write_text(html_report(found), encoding="utf-8")
+    said: list[str] = []
+    with playwright.sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(color_scheme=scheme, viewport={"width": 1100, "height": 900})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on(
+            "request",
+            lambda request: said.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+        )
+        page.goto(file.as_uri())
+        boxes = page.evaluate(
+            "[...document.querySelectorAll('svg')].map(s => [s.querySelectorAll('rect,circle,polyline').length,"
+            " s.getBoundingClientRect().width, s.scrollWidth])"
+        )
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        sideways = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        page.screenshot(path=str(Path(tmp_path) / f"{scheme}.png"), full_page=True)
+        browser.close()
+    assert said == []
+    assert len(boxes) >= 7
+    assert all(marks > 0 and width > 300 for marks, width, _ in boxes)
+    assert sideways <= 0
+    assert ground == ("rgb(251, 250, 248)" if scheme == "light" else "rgb(20, 23, 26)")
