@@ -33,5 +33,5 @@ $(READY): pyproject.toml constraints.txt
 	  f"Stoker needs Python 3.11 or 3.12 and $(PYTHON) is {v[0]}.{v[1]}; run: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[server,dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[server,cpu,dev]'
 	@touch $@

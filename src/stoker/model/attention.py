@@ -6,10 +6,8 @@ from torch import Tensor, nn
 from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
 from stoker.model.layers import Fused, Linear, RMSNorm
-from stoker.ops.attention import QueryTiles, attention, write_pages
-from stoker.ops.elementwise import sigmoid
-from stoker.ops.norm import rms_norm
-from stoker.ops.rope import rotate
+from stoker.ops.attention import QueryTiles, gated_attention, write_pages
+from stoker.ops.rope import head_norm_rope, rotate
 
 Rope = tuple[Tensor, Tensor]  # cosines and sines [T, rotary_dim / 2]
 
@@ -43,13 +41,10 @@ class Attention(nn.Module):
         q, k, v = self.inputs(x, family)
         q = q.view(tokens, self.heads, -1)
         gate = q[:, :, self.head_dim :] if self.gate else None  # per head: query, then gate
-        both = torch.cat([q[:, :, : self.head_dim], k.view(tokens, self.kv_heads, self.head_dim)], dim=1)
-        both = rotate(rms_norm(both, self._head_scales(), self.q_norm.eps, False), *rope)
-        q, k = both.split_with_sizes((self.heads, self.kv_heads), dim=1)
+        k = k.view(tokens, self.kv_heads, self.head_dim)
+        q, k = head_norm_rope(q[:, :, : self.head_dim], k, self._head_scales(), self.q_norm.eps, *rope)
         self._write(k, v, batch, pages)
-        out = attention(q, pages.keys, pages.values, tiles, pages.key_scales, pages.value_scales)
-        if gate is not None:
-            out = (out.float() * sigmoid(gate)).to(x.dtype)
+        out = gated_attention(q, gate, pages.keys, pages.values, tiles, pages.key_scales, pages.value_scales)
         return self.outputs(out.flatten(1), family)[0]
 
     def remember(self, k: Tensor, v: Tensor, batch: Batch, pages: KVPages, rope: Rope) -> None:

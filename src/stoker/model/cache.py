@@ -12,6 +12,7 @@ from stoker.errors import RequestError
 from stoker.model.config import FULL, DeltaConfig, ModelConfig
 from stoker.model.recurrence import Recurrence, ring_size
 from stoker.ops.deltanet import DeltaState, commit
+from stoker.ops.dispatch import KERNELS
 
 FP8 = torch.float8_e4m3fn
 PAGE_SIZE = 64  # tokens per KV page; equal to the DeltaNet chunk, so checkpoints end on page borders
@@ -63,6 +64,13 @@ def allocate_delta_state(
         inputs=zeros(ring, delta.conv_channels),
         pending=zeros(ring, fed, dtype=torch.float32),
     )
+
+
+def steps_serially(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether there is a kernel that computes a DeltaNet layer's tokens one after another."""
+    delta = config.delta
+    there = torch.device(device).type == "cpu" and "gated_delta" in KERNELS["cpu"]
+    return there and delta is not None and dtype == torch.bfloat16 and delta.key_dim % 4 == 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,8 @@ class Cache:
             return allocate_delta_state(slots, window, config.delta, dtype, device)
 
         kernel = config.delta.conv_kernel if config.delta else 1
-        return cls(tuple(state(kind) for kind in config.layer_types), Recurrence(slots, window, kernel, device))
+        recurrence = Recurrence(slots, window, kernel, device, steps_serially(config, dtype, device))
+        return cls(tuple(state(kind) for kind in config.layer_types), recurrence)
 
     @property
     def delta_states(self) -> list[DeltaState]:

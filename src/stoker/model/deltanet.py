@@ -6,10 +6,9 @@ from torch import Tensor, nn
 from stoker.model.config import DeltaConfig
 from stoker.model.layers import Fused, FusedGates, Linear, parameter
 from stoker.model.recurrence import Plan
-from stoker.ops.deltanet import DeltaState, StepPlan, commit, deltanet_chunks, deltanet_steps
-from stoker.ops.elementwise import sigmoid, softplus, whole_vectors
+from stoker.ops.deltanet import DeltaConstants, DeltaState, gated_delta
+from stoker.ops.elementwise import whole_vectors
 from stoker.ops.family import Family
-from stoker.ops.norm import gated_rms_norm
 
 
 class GatedNorm(nn.Module):
@@ -19,10 +18,6 @@ class GatedNorm(nn.Module):
         super().__init__()
         self.weight = parameter(size, dtype=torch.float32)
         self.eps = eps
-
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """fp32 x -> the dtype of the gate."""
-        return gated_rms_norm(x, gate, self.weight, self.eps)
 
 
 class DepthwiseConv(nn.Module):
@@ -49,27 +44,18 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = Linear(values, hidden_size)
         self.inputs, self.outputs = Fused(self.in_proj_qkv, self.in_proj_z), Fused(self.out_proj)
         self.gates = FusedGates(self.in_proj_a, self.in_proj_b)
-        self._kept: tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
+        self._kept: tuple[Tensor, DeltaConstants] | None = None
 
     def forward(self, x: Tensor, state: DeltaState, plan: Plan, family: Family) -> Tensor:
-        heads = self.delta.value_heads
         qkv, z = self.inputs(x, family)
-        decay, bias, weight = self._constants()
-        both = self.gates.joined(x, family)  # a, then b: [T, 2 HV or more]
-        g = softplus(both + bias).narrow(1, 0, heads) * decay  # log decay
-        gates = torch.stack([g, sigmoid(both).narrow(1, heads, heads)], dim=1)
-        commit(state, plan.commits)
-        if isinstance(plan, StepPlan):
-            out = deltanet_steps(qkv, gates, weight, state, plan)
-        else:
-            out = deltanet_chunks(qkv, gates, weight, state, plan)
-        z = z.view(-1, heads, self.delta.value_dim)
-        return self.outputs(self.norm(out, z).flatten(1), family)[0]
+        gates = self.gates.joined(x, family)  # a, then b: [T, 2 HV or more]
+        return self.outputs(gated_delta(qkv, z, gates, self._constants(), state, plan), family)[0]
 
-    def _constants(self) -> tuple[Tensor, Tensor, Tensor]:
-        """-exp(A) [HV], the bias of a as wide as the gates, and the conv's weight [W, C], in fp32; made once."""
+    def _constants(self) -> DeltaConstants:
+        """Made once."""
         if self._kept is None or self._kept[0] is not self.conv1d.weight:
             weight = self.conv1d.weight
             bias = whole_vectors(torch.cat([self.dt_bias.float(), torch.zeros_like(self.A_log)]))
-            self._kept = weight, (-torch.exp(self.A_log), bias, weight[:, 0].t().float().contiguous())
+            conv = weight[:, 0].t().float().contiguous()
+            self._kept = weight, DeltaConstants(-torch.exp(self.A_log), bias, conv, self.norm.weight, self.norm.eps)
         return self._kept[1]

@@ -1,7 +1,7 @@
 """Projections and norms as modules: they own parameters and call the ops."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,12 @@ def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
+class Packable(Protocol):
+    """What is packed from weights, and must not be used once one of them is replaced."""
+
+    def unpack(self) -> None: ...
+
+
 class Linear(nn.Module):
     """x @ W^T without bias; weight [out, in], plain or in a storage format. A module computes it through `Fused`."""
 
@@ -25,14 +31,14 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self._users: list[Fused] = []
+        self.users: list[Packable] = []
         self.weight = parameter(out_features, in_features)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A new weight ends the use of what was packed from the old one."""
         super().__setattr__(name, value)
         if name == "weight":
-            for user in self._users:
+            for user in self.users:
                 user.unpack()
 
 
@@ -45,7 +51,7 @@ class Fused:
         self._linears = linears
         self.packed: Packed | None = None
         for part in linears:
-            part._users.append(self)
+            part.users.append(self)
 
     def __call__(self, x: Tensor, family: Family, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
         """[T, out] of each, in `dtype` or that of x."""

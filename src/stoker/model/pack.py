@@ -1,8 +1,8 @@
 """Packing a model's weights for the CPU backend, once, after loading: which form each weight takes.
 
-INT4 stays INT4. INT8 codes and small matrices become fp16, larger ones bf16, as the sum of two numbers where one does
-not hold the value (FP8 with its scale). Values are those of the checkpoint, always. A form
-whose rows are not independent on this machine is not used.
+INT4 stays INT4; experts of a small model get a second copy, laid out for the compiled kernel of steps. INT8 codes and
+small matrices become fp16, larger ones bf16, as the sum of two numbers where one does not hold the value (FP8 with its
+scale). Values are those of the checkpoint, always. A form whose rows are not independent on this machine is not used.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from stoker.model.decoder import Decoder
-from stoker.model.experts import Experts
+from stoker.model.experts import Experts, SparseMlp
 from stoker.model.layers import Fused, Linear
 from stoker.ops.cpu import attention, kernels  # noqa: F401  (registers the operations)
 from stoker.ops.cpu.check import rows_independent
+from stoker.ops.cpu.enable import compiled_kernels
 from stoker.ops.cpu.packed import Packed, PackedExperts, unpacked, weight_bytes
 from stoker.ops.cpu.product import Bf16Product, Fp16Product, Int4Product, Product, SmallProduct, TiledProduct
 from stoker.ops.linear import Weight, as_tensor
@@ -29,6 +30,8 @@ INT4_OUTPUTS = 64  # outputs of one block of the int4 kernel
 FEW_EXPERTS = 32  # that are computed all at once
 CACHED = 1 << 17  # values of a matrix that stays in a core's cache while it is multiplied
 
+SMALL_MODEL = 1 << 28  # bytes, as stored, of a model whose experts may be kept twice
+
 _held: dict[tuple[str, int, int], bool] = {}  # (kind, out, in) -> rows are independent
 
 
@@ -36,7 +39,11 @@ def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
     """Packs every projection and expert of a bf16 network in host memory, in place. Weights that were replaced since
     the last time are packed again."""
     jobs = list(_jobs(module))
-    done, total = 0, sum(nbytes for nbytes, _ in jobs)
+    total = sum(nbytes for nbytes, _ in jobs)
+    if compiled_kernels() and total <= SMALL_MODEL:
+        jobs += _compiled_jobs(module)
+        total = sum(nbytes for nbytes, _ in jobs)
+    done = 0
     for nbytes, job in jobs:
         job()
         done += nbytes
@@ -54,6 +61,29 @@ def _jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]]:
         for fused in vars(part).values():
             if isinstance(fused, Fused):
                 yield _bytes(*fused.weights), partial(fused.pack, pack)
+
+
+def _compiled_jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]]:
+    for part in module.modules():
+        if isinstance(part, SparseMlp):
+            yield _bytes(part.experts.gate_up_proj, part.experts.down_proj), partial(_lay_out, part)
+
+
+def _lay_out(mlp: SparseMlp) -> None:
+    """The experts as the compiled kernel takes them, where they are INT4."""
+    parts = [_int4_parts(unpacked(weight)) for weight in (mlp.experts.gate_up_proj, mlp.experts.down_proj)]
+    gate_up, down = ([part for part in found if part is not None] for found in parts)
+    uniform = all(len({part.group for part in found}) == 1 for found in (gate_up, down))
+    if [len(gate_up), len(down)] != [len(found) for found in parts] or not uniform:
+        return
+    from stoker.ops.cpu.experts import Int4Columns, StepExperts
+
+    shared = None
+    if mlp.moe.shared_intermediate_size:
+        own = mlp.shared_expert
+        up = torch.cat([as_tensor(own.gate_proj.weight), as_tensor(own.up_proj.weight)])
+        shared = up.float().t().contiguous(), as_tensor(own.down_proj.weight).float().t().contiguous()
+    mlp.steps.kernel = StepExperts(Int4Columns.of(gate_up), Int4Columns.of(down), shared)
 
 
 def _replace(projection: Linear) -> None:
@@ -97,18 +127,18 @@ def pack_experts(gate_up: Weight, down: Weight) -> tuple[PackedExperts, PackedEx
         return x.transpose(0, 1).flatten(1)
 
     return (
-        PackedExperts(gate_up, count, (_joined(gate_up, gates_first, lambda s: gates_first(s)),)),
-        PackedExperts(down, count, (_joined(down, side_by_side, side_by_side),)),
+        PackedExperts(gate_up, count, (_joined(gate_up, gates_first),)),
+        PackedExperts(down, count, (_joined(down, side_by_side),)),
     )
 
 
-def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor], scales: Callable[[Tensor], Tensor]) -> Product:
+def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor]) -> Product:
     """All experts as one matrix, arranged from [E, out, in]."""
     int4 = [part for part in _int4_parts(weight) if part is not None]
     if len(int4) == len(_int4_parts(weight)) and len({part.group for part in int4}) == 1:
         codes = torch.cat([unpack_nibbles(part.qweight).transpose(1, 2) for part in int4], dim=1).int()
         steps = torch.cat([part.scales.transpose(1, 2) for part in int4], dim=1).float()  # [E, out, groups]
-        found = _int4_product(arrange(codes), scales(steps).t())
+        found = _int4_product(arrange(codes), arrange(steps).t())
         if found is not None:
             return found
     return _dense_product(arrange(as_tensor(weight)))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stoker.model.batch import Batch
-from stoker.ops.deltanet import ChunkPass, PrefillPlan, StepPlan
+from stoker.ops.deltanet import ChunkPass, Commits, PrefillPlan, Replay, SerialPlan, StepPlan
 from stoker.ops.family import STEP_CHUNK, Family
 
-Plan = StepPlan | PrefillPlan
+Plan = StepPlan | SerialPlan | PrefillPlan
 
 
 def ring_size(window: int, kernel: int) -> int:
@@ -40,10 +40,13 @@ class Span:
 
 
 class Recurrence:
-    """`base` tokens are in a slot's state; `held` more were accepted when its last step began."""
+    """`base` tokens are in a slot's state; `held` more were accepted when its last step began.
 
-    def __init__(self, slots: int, window: int, kernel: int, device: torch.device | str) -> None:
-        self.window, self.kernel, self._device = window, kernel, device
+    `serial`: tokens are added to a state one by one instead of in chunks, so that none is ever held.
+    """
+
+    def __init__(self, slots: int, window: int, kernel: int, device: torch.device | str, serial: bool = False) -> None:
+        self.window, self.kernel, self.serial, self._device = window, kernel, serial, device
         self._ring = ring_size(window, kernel)
         self.base, self.held = [0] * slots, [0] * slots
 
@@ -59,24 +62,31 @@ class Recurrence:
             spans = [Span(s, base, at) for s, base, at in zip(slots, bases, cached, strict=True)]
             for slot, at, first, stop in zip(slots, cached, starts, starts[1:], strict=False):
                 self.reset(slot, at + stop - first)
-            return self._prefill(batch, slots, cached, starts, self._passes(spans))
+            return self._prefill(batch, slots, cached, starts, self._commits(spans))
+        self._check_window(starts)
+        if self.serial:
+            spans = [Span(s, base, at) for s, base, at in zip(slots, bases, cached, strict=True)]
+            for slot, at in zip(slots, cached, strict=True):
+                self.reset(slot, at)
+            runs = [[s, at, stop - first] for s, at, (first, stop) in zip(slots, cached, pairwise(starts), strict=True)]
+            return SerialPlan(self._replay(spans), torch.tensor(runs, device=self._device))
         whole = [max(base, at // STEP_CHUNK * STEP_CHUNK) for base, at in zip(bases, cached, strict=True)]
         spans = [Span(s, base, stop) for s, base, stop in zip(slots, bases, whole, strict=True)]
         for slot, base, at in zip(slots, whole, cached, strict=True):
             self.base[slot], self.held[slot] = base, at - base
         return self._step(slots, cached, starts, whole, self._passes(spans))
 
-    def flush(self, slot: int, accepted: int) -> list[ChunkPass]:
+    def flush(self, slot: int, accepted: int) -> Commits:
         """Commits all pending tokens, the first `accepted` of the last step included, be it a part of a chunk."""
         base = self.base[slot]
         span = Span(slot, base, self.position(slot) + accepted)
         self.reset(slot, span.stop)
-        return self._passes([span])
+        return self._commits([span])
 
-    def copying(self, slot: int, accepted: int) -> list[ChunkPass]:
+    def copying(self, slot: int, accepted: int) -> Commits:
         """The same for a copy of the state, whose only slot is 0; the slot itself stays as it is."""
         span = Span(slot, self.base[slot], self.position(slot) + accepted)
-        return self._passes([span], slot_of=lambda _: 0)
+        return self._commits([span], slot_of=lambda _: 0)
 
     def position(self, slot: int) -> int:
         """Tokens accepted when the slot's last step began, or when its prefill ended."""
@@ -87,7 +97,7 @@ class Recurrence:
         return [slot * self._ring + p % self._ring for p in range(position - self.kernel + 1, position)]
 
     def _prefill(
-        self, batch: Batch, slots: list[int], cached: list[int], starts: list[int], commits: list[ChunkPass]
+        self, batch: Batch, slots: list[int], cached: list[int], starts: list[int], commits: Commits
     ) -> PrefillPlan:
         taps, tail = batch.conv_inputs(self.kernel)
         before = [self.carried(s, at) for s, at in zip(slots, cached, strict=True)]
@@ -109,9 +119,6 @@ class Recurrence:
         self, slots: list[int], cached: list[int], starts: list[int], bases: list[int], commits: list[ChunkPass]
     ) -> StepPlan:
         lengths = [stop - first for first, stop in pairwise(starts)]
-        longest = max(lengths)
-        if longest > self.window:
-            raise ValueError(f"a step of {longest} tokens exceeds the {self.window} the cache was made for")
         spans = [Span(s, base, at + length) for s, base, at, length in zip(slots, bases, cached, lengths, strict=True)]
         tokens = [(span, at + place) for span, at, n in zip(spans, cached, lengths, strict=True) for place in range(n)]
         places = [span.slot * self._ring + position % self._ring for span, position in tokens]
@@ -124,6 +131,18 @@ class Recurrence:
             taps=self._tensor(taps),
             outputs=self._tensor(_outputs(spans, tokens)),
         )
+
+    def _check_window(self, starts: list[int]) -> None:
+        longest = max(stop - first for first, stop in pairwise(starts))
+        if longest > self.window:
+            raise ValueError(f"a step of {longest} tokens exceeds the {self.window} the cache was made for")
+
+    def _commits(self, spans: Sequence[Span], slot_of: Callable[[int], int] = lambda slot: slot) -> Commits:
+        return self._replay(spans, slot_of) if self.serial else self._passes(spans, slot_of)
+
+    def _replay(self, spans: Sequence[Span], slot_of: Callable[[int], int] = lambda slot: slot) -> Replay:
+        rows = [[slot_of(span.slot), span.slot, span.base, span.stop] for span in spans]
+        return Replay(torch.tensor(rows, device=self._device))
 
     def _passes(self, spans: Sequence[Span], slot_of: Callable[[int], int] = lambda slot: slot) -> list[ChunkPass]:
         """The spans' chunks, the i-th of every span in the i-th pass."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker.ops.dispatch import operation
+from stoker.ops.elementwise import sigmoid
 
 SPLIT = 256  # keys per partial softmax; a multiple of every page size
 LOWEST = -1e30  # a running maximum that has seen no key
@@ -134,6 +135,21 @@ def attention(
     out = out / total.clamp(min=torch.finfo(torch.float32).tiny)
     out = out.view(count, kv_heads, width, group, dim).transpose(1, 2).reshape(count * width, heads, dim)
     return q.new_empty(tokens + 1, heads, dim).index_copy_(0, rows, out.to(q.dtype))[:tokens]
+
+
+@operation
+def gated_attention(
+    q: Tensor,
+    gate: Tensor | None,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    tiles: QueryTiles,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Tensor:
+    """attention, times the sigmoid of gate [T, heads, D] where there is one."""
+    out = attention(q, k_pages, v_pages, tiles, k_scales, v_scales)
+    return out if gate is None else (out.float() * sigmoid(gate)).to(q.dtype)
 
 
 def read_split(pages: Tensor, table: Tensor, scales: Tensor | None = None) -> Tensor:

@@ -1,16 +1,22 @@
 """GatedDeltaNet between its projections: convolution, delta rule and state, with rollback that copies no state.
 
-A step does not touch the committed state. It keeps what each token feeds in (`pending`, a ring by position) and
-computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state before that chunk. Once
-all tokens of a chunk are accepted, the next call commits it by the same arithmetic and writes the state once. So a
-token has the same bits alone and in a block, a block costs little more than a token, and a rejected draft leaves no
-trace.
-Prefill commits at once: prompt tokens are never taken back.
+A step does not touch the committed state; it keeps what each token feeds in (`pending`, a ring by position). There are
+two ways to go on from there, and a cache keeps to one of them (`Recurrence`):
+
+In chunks: a step computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state before
+that chunk. Once all tokens of a chunk are accepted, the next call commits it by the same arithmetic. A block costs
+little more than a token, which is what matters where each tensor operation is a call.
+Serially: a step first adds the changes of the tokens accepted since, and computes its own one after another. That is
+the least work, for a kernel that does it in one go.
+
+Either way the state is written once, a token has the same bits alone and in a block, and a rejected draft leaves no
+trace. Prefill commits at once: prompt tokens are never taken back.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +24,9 @@ from torch import Tensor
 from stoker.ops.conv import causal_conv
 from stoker.ops.delta_rule import delta_rule_chunk, delta_rule_chunks
 from stoker.ops.dispatch import operation
-from stoker.ops.elementwise import silu
+from stoker.ops.elementwise import sigmoid, silu, softplus
 from stoker.ops.family import STEP_CHUNK
-from stoker.ops.norm import l2_norm
+from stoker.ops.norm import gated_rms_norm, l2_norm
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,9 @@ class DeltaState:
 
     recurrent: Tensor  # [slots, HV, K, V] fp32
     inputs: Tensor  # [slots, R, C] conv inputs; a prefill leaves its last W - 1 here
-    pending: Tensor  # [slots, R, 2 HK * K + HV * V + 2 HV] fp32: q and k after conv and norm, v after conv, g, beta
+    # [slots, R, 2 HK * K + HV * V + 2 HV] fp32. In chunks: q and k after conv and norm, v after conv, g, beta.
+    # Serially: k likewise, the changes d and the decays; the rest is not used.
+    pending: Tensor
 
     @property
     def key_heads(self) -> int:
@@ -59,8 +67,26 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Pending tokens to be added to states, serially."""
+
+    rows: Tensor  # [n, 4] slot of the state, slot of the ring, first position, position after the last
+
+
+@dataclass(frozen=True)
+class SerialPlan:
+    """A step whose tokens are computed one after another."""
+
+    commits: Replay
+    runs: Tensor  # [B, 3] slot, position of its first token, tokens
+
+
+Commits = Sequence[ChunkPass] | Replay
+
+
+@dataclass(frozen=True)
 class PrefillPlan:
-    commits: Sequence[ChunkPass]  # pending tokens of earlier steps, part of a chunk included
+    commits: Commits  # pending tokens of earlier steps, part of a chunk included
     slots: Tensor  # [B]
     carried: Tensor  # [B * (W - 1)] where the conv inputs before this batch lie
     taps: Tensor  # [T, W] inputs of each token, as rows of cat(carried, batch)
@@ -69,10 +95,50 @@ class PrefillPlan:
     rows: Tensor  # [B, C, 64] as in delta_rule_chunks
 
 
+class DeltaConstants(NamedTuple):
+    """What a layer's weights come to, in fp32."""
+
+    decay: Tensor  # [HV] -exp(A)
+    bias: Tensor  # [2 HV or more] the bias of a, zeros behind
+    conv: Tensor  # [W, C]
+    norm: Tensor  # [V]
+    eps: float
+
+
 @operation
-def commit(state: DeltaState, chunks: Sequence[ChunkPass]) -> None:
-    """Moves pending tokens into the state, chunk by chunk."""
-    for chunk in chunks:
+def gated_delta(
+    qkv: Tensor,
+    z: Tensor,
+    gates: Tensor,
+    constants: DeltaConstants,
+    state: DeltaState,
+    plan: StepPlan | SerialPlan | PrefillPlan,
+) -> Tensor:
+    """Everything between the projections: qkv [T, C] before the conv, z [T, HV * V], gates [T, 2 HV or more] (a, then b,
+    fp32) -> [T, HV * V] in the dtype of z."""
+    heads = len(constants.decay)
+    g = softplus(gates + constants.bias).narrow(1, 0, heads) * constants.decay  # log decay
+    gates = torch.stack([g, sigmoid(gates).narrow(1, heads, heads)], dim=1)
+    commit(state, plan.commits)
+    if isinstance(plan, StepPlan):
+        out = deltanet_steps(qkv, gates, constants.conv, state, plan)
+    elif isinstance(plan, SerialPlan):
+        out = _serially(qkv, gates, constants.conv, state, plan)
+    else:
+        out = deltanet_chunks(qkv, gates, constants.conv, state, plan)
+    return gated_rms_norm(out, z.view(out.shape), constants.norm, constants.eps).flatten(1)
+
+
+@operation
+def commit(state: DeltaState, commits: Commits) -> None:
+    """Moves pending tokens into the state."""
+    if isinstance(commits, Replay):
+        for target, slot, first, stop in commits.rows.tolist():
+            for position in range(first, stop):
+                k, d, decay = _changes(state, slot, position)
+                state.recurrent[target] = state.recurrent[target] * decay + k * d
+        return
+    for chunk in commits:
         states = _states(state, chunk.slots)
         _, after = delta_rule_chunk(*_gather(state, chunk), states.flatten(0, 1), advance=True)
         assert after is not None
@@ -105,6 +171,39 @@ def deltanet_steps(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState
         found.append(out.view(-1, value_heads, STEP_CHUNK, value_dim).transpose(1, 2).flatten(0, 1))
         states = None if after is None else after.view_as(states)
     return (found[0] if len(found) == 1 else torch.cat(found)).index_select(0, plan.outputs)
+
+
+def _serially(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState, plan: SerialPlan) -> Tensor:
+    """As deltanet_steps, token by token."""
+    key_heads, (heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]
+    places = state.inputs.shape[1]
+    keys, out, row = key_heads * key_dim, [], 0
+    for slot, start, count in plan.runs.tolist():
+        states = state.recurrent[slot]
+        for position in range(start, start + count):
+            state.inputs[slot, position % places] = qkv[row].to(state.inputs.dtype)
+            taps = [(position - n) % places for n in range(len(weight) - 1, -1, -1)]
+            mixed = silu((state.inputs[slot, taps] * weight).sum(0, keepdim=True))[0]
+            q, k = l2_norm(mixed[: 2 * keys].view(2, key_heads, key_dim)).repeat_interleave(heads // key_heads, dim=1)
+            decay, beta = gates[row, 0].exp()[:, None, None], gates[row, 1][:, None]
+            states = states * decay
+            change = (mixed[2 * keys :].view(heads, value_dim) - torch.einsum("hkv,hk->hv", states, k)) * beta
+            states = states + k[:, :, None] * change[:, None]
+            fed = [k[:: heads // key_heads].flatten(), change.flatten(), decay.flatten()]
+            state.pending[slot, position % places, : keys + heads * value_dim + heads] = torch.cat(fed)
+            out.append(torch.einsum("hkv,hk->hv", states, q) * key_dim**-0.5)
+            row += 1
+    return torch.stack(out)
+
+
+def _changes(state: DeltaState, slot: int, position: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a pending token, serially: k [HV, K, 1], d [HV, 1, V] and the decay [HV, 1, 1]."""
+    key_heads, (heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]
+    sizes = (key_heads * key_dim, heads * value_dim, heads)
+    fed = state.pending[slot, position % state.pending.shape[1], : sum(sizes)]
+    k, d, decay = fed.split_with_sizes(sizes)
+    k = k.view(key_heads, key_dim, 1).repeat_interleave(heads // key_heads, dim=0)
+    return k, d.view(heads, 1, value_dim), decay.view(heads, 1, 1)
 
 
 @operation

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.ops.dispatch import operation
+from stoker.ops.norm import rms_norm
 
 
 @lru_cache
@@ -31,3 +32,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None], sin[:, None]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return torch.cat([rotated.to(x.dtype), x[..., 2 * half :]], dim=-1)
+
+
+@operation
+def head_norm_rope(q: Tensor, k: Tensor, scales: Tensor, eps: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries [T, heads, D] and keys [T, kv_heads, D], each head normalised, times its row of scales [heads +
+    kv_heads, D], then rotated."""
+    both = rotate(rms_norm(torch.cat([q, k], dim=1), scales, eps, False), cos, sin)
+    queries, keys = both.split_with_sizes((q.shape[1], k.shape[1]), dim=1)
+    return queries, keys

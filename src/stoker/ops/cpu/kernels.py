@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stoker.ops.cpu.packed import Packed, PackedExperts
 from stoker.ops.cpu.product import ROWS, SmallProduct
-from stoker.ops.dispatch import register
+from stoker.ops.dispatch import KERNELS, register
 from stoker.ops.elementwise import silu, whole_vectors
 from stoker.ops.experts import add_by_rank
 from stoker.ops.family import Family
@@ -29,7 +29,8 @@ def gate_linear(x: Tensor, weight: Weight, family: Family) -> Tensor | NotImplem
         return NotImplemented
     product = weight.product
     if isinstance(product, SmallProduct):
-        return _by_rows(product.filled, x)
+        compiled = KERNELS["cpu"].get("small_product")
+        return compiled(x, product.weight) if compiled else _by_rows(product.filled, x)
     return whole_vectors(_by_rows(product, x).float())
 
 

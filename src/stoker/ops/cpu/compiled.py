@@ -1,0 +1,130 @@
+# Numba types the kernels; Python's annotations cannot.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""What the compiled CPU kernels share: how they get at a tensor's memory, bf16, and exp.
+
+A step of a small model is hundreds of tiny tensor operations, and calling them costs more than computing them. Numba
+compiles whole stretches of it for this machine's processor, once: what it made is kept in the user's cache, under a
+name that changes with these sources.
+
+A row has the same bits wherever it stands. Arithmetic is done as written, in vectors or not. Only `dot` may add in an
+order of the compiler's choice: it is one piece of code, and a row's length never changes. exp is spelled out, since a
+library's vector and scalar versions round differently.
+"""
+
+import os
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+
+def _cache() -> Path:
+    """Numba itself notices a change only in the file a function is in, not in those it calls."""
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(base).expanduser() / "stoker" / f"kernels-{sha256(sources).hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    return folder if writable else Path(tempfile.gettempdir()) / folder.name
+
+
+numba.config.CACHE_DIR = str(_cache())
+
+# Division like numpy's: a check for zero would keep loops from using vectors.
+compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+summed = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+
+LOG2E = np.float32(1.4426950408889634)
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+LOWEST, HIGHEST = np.float32(-87.3), np.float32(88.3)  # exp between the smallest normal number and the largest
+ONE, HALF = np.float32(1), np.float32(0.5)
+P0, P1, P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+P3, P4, P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+
+def _pointer_to(element):
+    """An address as a pointer to elements of this type."""
+
+    @intrinsic
+    def pointer(typing_context, address):
+        signature = types.CPointer(element)(types.intp)
+
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return signature, generate
+
+    return pointer
+
+
+_floats, _halves, _longs, _bytes = (_pointer_to(t) for t in (types.float32, types.uint16, types.int64, types.uint8))
+
+
+@compiled
+def floats(address, shape):
+    return carray(_floats(address), shape)
+
+
+@compiled
+def bf16s(address, shape):
+    """bf16 numbers by their bits."""
+    return carray(_halves(address), shape)
+
+
+@compiled
+def longs(address, shape):
+    return carray(_longs(address), shape)
+
+
+@compiled
+def octets(address, shape):
+    return carray(_bytes(address), shape)
+
+
+@compiled
+def widen(bits):
+    """bf16 bits -> fp32."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@compiled
+def narrow(x):
+    """fp32 -> bf16 bits, to nearest, ties to even."""
+    bits = np.float32(x).view(np.uint32)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@compiled
+def exp(x):
+    """e^x within 2 units in the last place, flat beyond the normal numbers."""
+    x = min(max(np.float32(x), LOWEST), HIGHEST)
+    whole = np.floor(x * LOG2E + HALF)
+    x = (x - whole * LN2_HIGH) - whole * LN2_LOW
+    y = ((((P0 * x + P1) * x + P2) * x + P3) * x + P4) * x + P5
+    y = (y * (x * x) + x) + ONE
+    return y * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@compiled
+def sigmoid(x):
+    return ONE / (ONE + exp(-x))
+
+
+@compiled
+def silu(x):
+    return x / (ONE + exp(-x))
+
+
+@summed
+def dot(a, b):
+    total = np.float32(0)
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total

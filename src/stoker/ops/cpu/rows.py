@@ -1,0 +1,94 @@
+# Numba types the kernels; Python's annotations cannot.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""The small operations of a step as compiled kernels: norms, gates, routing. Each row by itself."""
+
+import math
+from types import NotImplementedType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, longs, narrow, widen
+
+
+@compiled
+def _norm(x, stride, scale, eps, size, tokens, out):
+    weights, results = floats(scale, (size,)), bf16s(out, (tokens, size))
+    wide = np.empty(size, np.float32)
+    for t in range(tokens):
+        row = bf16s(x + 2 * t * stride, (size,))
+        for i in range(size):
+            wide[i] = widen(row[i])
+        factor = np.float32(1) / np.float32(math.sqrt(dot(wide, wide) / np.float32(size) + np.float32(eps)))
+        for i in range(size):
+            results[t, i] = narrow(wide[i] * factor * weights[i])
+
+
+@compiled
+def _small_product(x, stride, weight, inputs, outputs, tokens, out):
+    weights, results = floats(weight, (inputs, outputs)), floats(out, (tokens, outputs))
+    for t in range(tokens):
+        row, result = bf16s(x + 2 * t * stride, (inputs,)), results[t]
+        for j in range(outputs):
+            result[j] = np.float32(0)
+        for i in range(0, inputs, 4):
+            a, b, c, d = widen(row[i]), widen(row[i + 1]), widen(row[i + 2]), widen(row[i + 3])
+            for j in range(outputs):
+                first, second = a * weights[i, j] + b * weights[i + 1, j], c * weights[i + 2, j] + d * weights[i + 3, j]
+                result[j] += first + second
+
+
+@compiled
+def _route(logits, stride, count, top_k, renormalize, tokens, chosen_out, weights_out):
+    chosen, weights = longs(chosen_out, (tokens, top_k)), floats(weights_out, (tokens, top_k))
+    shares = np.empty(count, np.float32)
+    for t in range(tokens):
+        row = floats(logits + 4 * t * stride, (count,))
+        highest = row[0]
+        for e in range(count):
+            highest = max(highest, row[e])
+        total = np.float32(0)
+        for e in range(count):
+            shares[e] = exp(row[e] - highest)
+            total += shares[e]
+        kept = np.float32(0)
+        for rank in range(top_k):
+            best = 0
+            for e in range(1, count):
+                if shares[e] > shares[best]:
+                    best = e
+            chosen[t, rank], weights[t, rank] = best, shares[best] / total
+            kept += weights[t, rank]
+            shares[best] = np.float32(-1)
+        if renormalize:
+            for rank in range(top_k):
+                weights[t, rank] /= kept
+
+
+def scaled_rms_norm(x: Tensor, scale: Tensor | None, eps: float) -> Tensor | NotImplementedType:
+    if x.dtype != torch.bfloat16 or scale is None or x.dim() != 2 or x.stride(1) != 1:
+        return NotImplemented
+    tokens, size = x.shape
+    out = x.new_empty(tokens, size)
+    _norm(x.data_ptr(), x.stride(0), scale.data_ptr(), eps, size, tokens, out.data_ptr())
+    return out
+
+
+def small_product(x: Tensor, weight: Tensor) -> Tensor:
+    """bf16 x [T, in] times fp32 weight [in, out] -> fp32 [T, out]."""
+    tokens, (inputs, outputs) = x.shape[0], weight.shape
+    out = weight.new_empty(tokens, outputs)
+    _small_product(x.data_ptr(), x.stride(0), weight.data_ptr(), inputs, outputs, tokens, out.data_ptr())
+    return out
+
+
+def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor] | NotImplementedType:
+    if logits.dtype != torch.float32 or logits.stride(1) != 1:
+        return NotImplemented
+    tokens, count = logits.shape
+    chosen, weights = logits.new_empty(tokens, top_k, dtype=torch.long), logits.new_empty(tokens, top_k)
+    _route(
+        logits.data_ptr(), logits.stride(0), count, top_k, renormalize, tokens, chosen.data_ptr(), weights.data_ptr()
+    )
+    return chosen, weights

@@ -1,0 +1,229 @@
+"""The compiled kernels against the references, a row's bits against its neighbours, and life without them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from stoker.model.batch import Batch, Run
+from stoker.ops.attention import gated_attention, write_pages
+from stoker.ops.cpu import enable
+from stoker.ops.deltanet import DeltaConstants, DeltaState, Replay, SerialPlan, commit, gated_delta
+from stoker.ops.dispatch import KERNELS
+from stoker.ops.experts import route, routed_experts
+from stoker.ops.family import Family
+from stoker.ops.norm import scaled_rms_norm
+from stoker.ops.rope import head_norm_rope
+from stoker.weights.formats.int4 import Int4
+from tests.ops.test_exactness import assert_rows_independent
+
+HIDDEN, WIDTH, EXPERTS = 128, 64, 6
+HEADS, KV_HEADS, DIM = 4, 2, 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    assert enable.compiled_kernels()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def near(found: Tensor, wanted: Tensor, tolerance: float = 0.005) -> bool:
+    return bool((found.float() - wanted.float()).norm() <= tolerance * wanted.float().norm())
+
+
+def test_norm() -> None:
+    x, scale = torch.randn(128, 200).bfloat16(), torch.randn(200)
+    both = torch.cat([scale, scale])
+    assert_rows_independent(lambda x: (scaled_rms_norm(x, both, 1e-6),), x)
+    assert near(scaled_rms_norm(x, both, 1e-6), scaled_rms_norm.reference(x.float(), both, 1e-6))
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_routing(renormalize: bool) -> None:
+    logits = torch.randn(128, 40)[:, :EXPERTS]  # as it comes: part of wider rows
+    assert_rows_independent(lambda x: route(x, 3, renormalize), logits)
+    chosen, weights = route(logits, 3, renormalize)
+    wanted, shares = route.reference(logits, 3, renormalize)
+    assert torch.equal(chosen, wanted)
+    assert torch.allclose(weights, shares, atol=1e-6)
+
+
+def test_equal_logits_go_to_the_first_expert() -> None:
+    chosen, weights = route(torch.zeros(2, 5), 2, True)
+    assert chosen.tolist() == [[0, 1], [0, 1]]
+    assert torch.allclose(weights, torch.full((2, 2), 0.5))
+
+
+@pytest.mark.parametrize("shared_width", [0, WIDTH, 96])
+@pytest.mark.parametrize("group", [32, 64])
+def test_experts(shared_width: int, group: int) -> None:
+    from stoker.ops.cpu.experts import Int4Columns, StepExperts
+
+    gate_up = [Int4.quantize(torch.randn(EXPERTS, WIDTH, HIDDEN) / 11, group=group) for _ in range(2)]
+    down = Int4.quantize(torch.randn(EXPERTS, HIDDEN, WIDTH) / 8, group=group)
+    own = (torch.randn(HIDDEN, 2 * shared_width) / 11, torch.randn(shared_width, HIDDEN) / 8) if shared_width else None
+    kernel = StepExperts(Int4Columns.of(gate_up), Int4Columns.of([down]), own)
+    x, router = torch.randn(128, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN)
+
+    def mixture(x: Tensor) -> tuple[Tensor, ...]:
+        logits = torch.stack([(row.float() * router).sum(1) for row in x])
+        chosen, weights = route(logits, 3, True)
+        return chosen, weights, kernel(x, chosen, weights, x[:, :1].float() if own else None)
+
+    assert_rows_independent(mixture, x)
+    chosen, weights, out = mixture(x)
+    dense = torch.cat([part.dequantize() for part in gate_up], dim=1)
+    want = routed_experts.reference(x.float(), chosen, weights, dense, down.dequantize(), Family.STEP)
+    if own:
+        gate, up = (x.float() @ own[0]).chunk(2, dim=1)
+        want = want + torch.sigmoid(x[:, :1].float()) * ((torch.nn.functional.silu(gate) * up) @ own[1])
+    assert near(out, want, 1e-5)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn])
+def test_attention(stored: torch.dtype, gated: bool) -> None:
+    """Blocks of several requests, some behind several pages; a window cuts off the oldest keys of every row."""
+    lengths, cached = [1, 5, 16, 3], [0, 63, 130, 200]
+    pages = torch.randperm(16).view(4, 4).tolist()
+    runs = [Run([1] * n, at, i, pages[i]) for i, (n, at) in enumerate(zip(lengths, cached, strict=True))]
+    batch = Batch.of(Family.STEP, runs, 64)
+    keys, values = (torch.zeros(16, 64, KV_HEADS, DIM).to(stored) for _ in range(2))
+    scales = [torch.zeros(16, 64, KV_HEADS, dtype=torch.bfloat16) if stored == torch.float8_e4m3fn else None] * 2
+    everywhere = torch.arange(16 * 64)
+    scales = [None if scale is None else scale.clone() for scale in scales]
+    for pool, scale in zip((keys, values), scales, strict=True):
+        write_pages(pool, torch.randn(16 * 64, KV_HEADS, DIM).bfloat16(), everywhere, scale)
+    q = torch.randn(batch.num_tokens, HEADS, 2 * DIM).bfloat16()
+    q, gate = q[:, :, :DIM], q[:, :, DIM:] if gated else None
+    for first in (torch.zeros_like(batch.positions), (batch.positions - 70).clamp(min=0)):
+        tiles = batch.tiles(first, batch.positions)
+        found = gated_attention(q, gate, keys, values, tiles, *scales)
+        wide = None if gate is None else gate.float()
+        if stored == torch.bfloat16:
+            wanted = gated_attention.reference(q.float(), wide, keys.float(), values.float(), tiles)
+        else:
+            wanted = gated_attention.reference(q.float(), wide, keys, values, tiles, *scales)
+        assert near(found, wanted)
+        start = 0
+        for run in runs:  # each run alone gives the same bits
+            rows = slice(start, start + len(run.tokens))
+            start = rows.stop
+            own = Batch.of(Family.STEP, [run], 64).tiles(first[rows], batch.positions[rows])
+            part = gated_attention(q[rows], None if gate is None else gate[rows], keys, values, own, *scales)
+            assert torch.equal(part, found[rows])
+
+
+def test_norm_and_rope_of_heads() -> None:
+    q, k = torch.randn(40, HEADS, 2 * DIM).bfloat16()[:, :, :DIM], torch.randn(40, KV_HEADS, DIM).bfloat16()
+    scales, angles = torch.randn(HEADS + KV_HEADS, DIM), torch.randn(40, 8)
+    found = head_norm_rope(q, k, scales, 1e-6, angles.cos(), angles.sin())
+    wanted = head_norm_rope.reference(q, k, scales, 1e-6, angles.cos(), angles.sin())
+    for mine, his in zip(found, wanted, strict=True):
+        assert near(mine, his)
+        assert mine.is_contiguous()
+
+
+class Delta:
+    """A layer with two requests, and the tokens they are fed."""
+
+    KEY_HEADS, HEADS, KEYS, VALUES, TAPS, RING = 2, 4, 32, 48, 4, 24
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        heads, values, keys = self.HEADS, self.VALUES, self.KEY_HEADS * self.KEYS
+        channels = 2 * keys + heads * values
+        self.constants = DeltaConstants(
+            -torch.rand(heads) * 2,
+            torch.randn(2 * heads),
+            torch.randn(self.TAPS, channels) / 2,
+            torch.rand(values),
+            1e-6,
+        )
+        self.state = DeltaState(
+            torch.randn(2, heads, self.KEYS, values) / 4,
+            torch.randn(2, self.RING, channels).bfloat16(),
+            torch.zeros(2, self.RING, 2 * keys + heads * (values + 2)),
+        )
+        self.qkv = torch.randn(2, 60, channels).bfloat16()
+        self.z, self.gates = torch.randn(2, 60, heads * values).bfloat16(), torch.randn(2, 60, 2 * heads)
+
+    def step(self, how, runs: list[tuple[int, int, int, int]]) -> Tensor:
+        """Runs of (slot, accepted tokens to add first, position, tokens); q, k, v of a token are those of its place."""
+        replay = Replay(torch.tensor([[s, s, at - accepted, at] for s, accepted, at, _ in runs]))
+        plan = SerialPlan(replay, torch.tensor([[s, at, n] for s, _, at, n in runs]))
+        rows = [torch.cat([x[s, at : at + n] for s, _, at, n in runs]) for x in (self.qkv, self.z, self.gates)]
+        return how(*rows, self.constants, self.state, plan)
+
+
+def test_delta_rule_in_blocks_and_batches_equals_token_by_token() -> None:
+    """With drafts that are rejected: they leave no trace in any bit."""
+    alone, together = Delta(), Delta()
+    expected = [[alone.step(gated_delta, [(slot, int(t > 0), t, 1)]) for t in range(40)] for slot in range(2)]
+    positions, accepted = [0, 0], [0, 0]
+    for drafts, keep in [((5, 1), (2, 1)), ((16, 3), (16, 3)), ((1, 7), (1, 2)), ((8, 8), (3, 8)), ((2, 16), (2, 16))]:
+        runs = [(slot, accepted[slot], positions[slot], drafts[slot]) for slot in range(2)]
+        found = together.step(gated_delta, runs).split(drafts)
+        for slot in range(2):
+            rows = range(positions[slot], positions[slot] + drafts[slot])
+            assert torch.equal(found[slot], torch.cat([expected[slot][t] for t in rows]))
+            positions[slot], accepted[slot] = positions[slot] + keep[slot], keep[slot]
+
+
+def test_committing_adds_what_was_accepted() -> None:
+    blocks, alone = Delta(), Delta()
+    blocks.step(gated_delta, [(1, 0, 0, 9)])
+    commit(blocks.state, Replay(torch.tensor([[1, 1, 0, 4]])))  # four of nine
+    for t in range(4):
+        alone.step(gated_delta, [(1, int(t > 0), t, 1)])
+    commit(alone.state, Replay(torch.tensor([[1, 1, 3, 4]])))
+    assert torch.equal(blocks.state.recurrent, alone.state.recurrent)
+
+
+def test_delta_rule_is_that_of_the_reference() -> None:
+    kernel, reference = Delta(), Delta()
+    for runs in ([(0, 0, 0, 5), (1, 0, 0, 2)], [(0, 3, 3, 4), (1, 2, 2, 1)], [(0, 1, 4, 16)]):
+        assert near(kernel.step(gated_delta, runs), reference.step(gated_delta.reference, runs))
+    replay = Replay(torch.tensor([[0, 0, 4, 20]]))
+    commit(kernel.state, replay)
+    commit.reference(reference.state, replay)
+    assert near(kernel.state.recurrent, reference.state.recurrent, 1e-5)
+
+
+@pytest.mark.parametrize("broken", ["scaled_rms_norm", "small_product"])
+def test_kernels_whose_rows_depend_on_each_other_are_not_used(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.ops.cpu import rows
+
+    sound = getattr(rows, broken)
+    monkeypatch.setattr(rows, broken, lambda x, *rest: sound(x, *rest) * (1 + 2**-6 * (x.shape[0] > 1)))
+    kept = dict(KERNELS["cpu"])
+    KERNELS["cpu"].clear()
+    try:
+        assert not enable.compiled_kernels.__wrapped__()
+        assert not KERNELS["cpu"]
+    finally:
+        KERNELS["cpu"].update(kept)
+
+
+WITHOUT = """
+import sys
+sys.modules["numba"] = None
+from stoker.demo import EMBEDDED
+from stoker.model.cache import Cache
+from stoker.model.load import load_model
+from stoker.ops.dispatch import KERNELS
+model = load_model(EMBEDDED).model
+assert "gated_delta" not in KERNELS["cpu"]
+assert not Cache.allocate(model.config, pages=1, slots=1).recurrence.serial
+assert all(layer.mlp.steps.kernel is None for layer in model.layers)
+"""
+
+
+def test_without_numba_a_model_is_packed_and_runs_in_chunks() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True, timeout=300)
