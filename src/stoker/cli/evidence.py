@@ -1,0 +1,85 @@
+"""`stoker evidence`: what others measured with a model, with links and dates."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stoker.plan.evidence import Row
+
+
+def evidence(
+    model: Annotated[str, typer.Argument(help="A model: 122b, Qwen3.6-35B-A3B, gpt-oss-120b, ...")],
+    box: Annotated[str | None, typer.Option("--box", help="Only rows of this box.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+) -> None:
+    """List published measurements of a model: speed, recipe, workload, how it was timed, and by whom."""
+    from stoker.errors import RequestError
+    from stoker.plan.catalog import find_box, find_model
+    from stoker.plan.evidence import measurements, of_model
+
+    rows = of_model(model)
+    name = model
+    if not rows:
+        try:
+            name = find_model(model).name
+        except RequestError:
+            from difflib import get_close_matches
+
+            names = sorted({row.model for row in measurements()})
+            close = get_close_matches(model, names, 3, 0.3)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise RequestError(
+                f"there are no measurements of {model!r}.{hint} Rows exist of {len(names)} models."
+            ) from None
+        rows = of_model(name)
+    if box:
+        key = find_box(box).key
+        wanted = ("spark", 2) if key == "2xspark" else (key, None)
+        rows = tuple(r for r in rows if r.box == wanted[0] and (wanted[1] is None or r.boxes == wanted[1]))
+    if as_json:
+        typer.echo(json.dumps({"model": name, "rows": [row.to_json() for row in rows]}, indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not rows:
+        console.print(f"Nobody published a measurement of {name} there that we know of.", markup=False)
+        return
+    ordered = sorted(rows, key=lambda row: (row.box, row.boxes, row.users, -(row.decode_tok_s or 0.0)))
+    console.print(evidence_table(ordered, f"{len(rows)} published measurements of {name}"))
+    console.print(
+        "Grades: A a table or log of the run, B a figure in a post, C hearsay or crowd-submitted.", style="dim"
+    )
+
+
+def evidence_table(rows: "Sequence[Row]", title: str) -> "Table":
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tok/s", justify="right", no_wrap=True)
+    table.add_column("box", no_wrap=True)
+    for name in ("recipe", "workload", "measured", "source, date"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        count = f"{row.boxes}x " if row.boxes > 1 else ""
+        users = f", {row.users} users {'together' if row.scope == 'aggregate' else 'each'}" if row.users > 1 else ""
+        at = f" @ {row.context_tokens:,}" if row.context_tokens else ""
+        speed = "–" if row.decode_tok_s is None else f"{row.decode_tok_s:g}"
+        per_step = f", {row.tokens_per_step:g} per step" if row.drafter != "none" and row.tokens_per_step else ""
+        table.add_row(
+            speed, f"{count}{row.box}", escape(row.recipe), escape(f"{row.workload}{at}{users}{per_step}"),
+            f"{row.timing} ({row.evidence})", f"{escape(short_link(row))} {row.date} [dim]{row.id}[/]",
+        )  # fmt: skip
+    return table
+
+
+def short_link(row: "Row") -> str:
+    """What fits a table; the JSON has whole addresses."""
+    return row.source if not row.source.startswith("seed") else f"document {row.source.removeprefix('seed ')}"

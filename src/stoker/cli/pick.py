@@ -1,0 +1,54 @@
+"""`stoker pick`: which models suit this box."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def pick(
+    box: Annotated[
+        str, typer.Option("--box", help="spark, 2xspark, strix-halo, rtx-5090, h200, ..., or this.")
+    ] = "this",
+    need: Annotated[str, typer.Option("--need", help="agent, chat, batch or long-context.")] = "agent",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+) -> None:
+    """Rank the models that fit a box for a need, with evidence, and say what does not fit and by how much."""
+    from stoker.plan.pick import pick as choose
+
+    found, wanted, choices = choose(box, need)
+    if as_json:
+        document = {
+            "box": found.key,
+            "need": wanted.name,
+            "need_is": {"context": wanted.context, "users": wanted.users, "tokens_per_s": wanted.least},
+            "rows": [choice.to_json() for choice in choices],
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    from rich import box as borders
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"{found.name}, for {wanted.title}", style="bold", markup=False)
+    table = Table(box=borders.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "model", "recipe", "≈ tok/s", "memory", "measured on this box"):
+        table.add_column(name, justify="right" if name == "≈ tok/s" else "left", overflow="fold")
+    for choice in choices:
+        mark = "[green]✓[/]" if choice.meets else "[yellow]~[/]" if choice.fits else "[red]✗[/]"
+        speed = (
+            f"{choice.speed.tokens_per_s:.0f} ({choice.speed.low:.0f}–{choice.speed.high:.0f})" if choice.fits else "–"
+        )
+        rows = [f"{row.decode_tok_s:g} {row.drafter if row.drafter != 'none' else row.weights}, {row.source}"
+                for row in choice.evidence[:2] if choice.fits]  # fmt: skip
+        short = f" (of {choice.context:,} tokens at most)" if choice.context < wanted.context else ""
+        table.add_row(mark, choice.model.name, choice.recipe, speed, choice.remark + short, "; ".join(rows) or "–")
+    console.print(table)
+    console.print(
+        f"✓ fits and meets {wanted.least:g} tok/s predicted at {wanted.users} x {wanted.context:,} tokens, larger "
+        "models first (speed is no measure of quality); ~ fits; ✗ does not fit.",
+        style="dim",
+    )
+    if any(choice.assumed for choice in choices if choice.fits):
+        console.print("Where a recipe drafts, acceptance is assumed from published runs of the 122B.", style="dim")

@@ -1,0 +1,168 @@
+"""What a practitioner would say about a plan. Every sentence stands on a measured row or on the arithmetic."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.plan.acceptance import acceptance
+from stoker.plan.catalog import GIB, Box, find_scheme
+from stoker.plan.memory import KV_ITEM, SWAPS_ABOVE, Ask, Budget
+from stoker.plan.reads import DFLASH, MTP_DRAFT, Draft
+from stoker.plan.shapes import Model
+from stoker.plan.speed import Speed, first_token_s, predict
+from stoker.plan.weigh import Weighed, weigh
+from stoker.weights.groups import DELTANET, HEAD, SHARED
+
+LONG_CONTEXT = 64_000
+DEPTHS = {MTP_DRAFT: range(1, 9), DFLASH: range(1, 16)}
+TIE = 0.01  # a deeper draft must gain more than this
+
+
+@dataclass(frozen=True)
+class Advice:
+    text: str
+    because: str  # rows, or the arithmetic
+
+
+def advise(
+    model: Model, weights: Weighed, box: Box, ask: Ask, budget: Budget, key: str, utilization: float | None
+) -> tuple[Advice, ...]:
+    found = [
+        *_misfit(model, budget),
+        *_utilization(box, budget, ask, utilization),
+        *_nvfp4(model, weights, box, ask, key),
+        *_depth(model, weights, box, ask),
+        *_lighter(model, weights, box, ask, key),
+        *_long_contexts(model, weights, box, ask),
+        *_kv(model, ask),
+        *_links(model, box),
+    ]
+    return tuple(found)
+
+
+def _misfit(model: Model, budget: Budget) -> Iterator[Advice]:
+    if budget.fits:
+        return
+    missing = -budget.free_bytes
+    largest = max(budget.items, key=lambda item: item.bytes)
+    yield Advice(
+        f"{missing:,} bytes ({missing / GIB:.1f} GiB) are missing; the largest item is {largest.name} with "
+        f"{largest.bytes / GIB:.1f} GiB. "
+        + (f"With the users asked for, {budget.max_context:,} tokens of context fit." if budget.max_context
+           else "No context is short enough: take lighter weights, a smaller model or a larger box."),
+        f"{budget.total:,} bytes planned, {budget.capacity:,} there",
+    )  # fmt: skip
+
+
+def _utilization(box: Box, budget: Budget, ask: Ask, asked: float | None) -> Iterator[Advice]:
+    if not box.unified or ask.engine != "vLLM" or not budget.flags:
+        return
+    share = asked or float(budget.flags[0].split()[-1])
+    left = box.visible_gib * (1 - share)
+    if share > SWAPS_ABOVE:
+        yield Advice(
+            f"A utilisation of {share:.2f} leaves {left:.1f} GiB to everything else on the box; above {SWAPS_ABOVE} "
+            "boxes were seen to swap or freeze while graphs are captured. Close what you can, or lower it.",
+            f"{box.visible_gib} GiB x (1 - {share:.2f}); document 001 ran at 0.90 beside nothing else",
+        )
+
+
+def _nvfp4(model: Model, weights: Weighed, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
+    if not key.startswith("nvfp4") or not model.delta or not model.experts:
+        return
+    other = weigh(model, find_scheme("int4"))
+    here, there = _speed(model, weights, box, ask, Draft(), "mixed"), _speed(model, other, box, ask, Draft(), "mixed")
+    wide = [
+        g for g in (DELTANET, HEAD, SHARED) if weights.formats.get(g) == "bf16" and other.groups[g] < weights.groups[g]
+    ]
+    if here.reads.total <= there.reads.total:
+        return
+    rows = "rows m042 (NVFP4, 16.6) and m022 (INT4, 28.3)" if model.name == "Qwen3.5-122B-A10B" else "the arithmetic"
+    yield Advice(
+        f"NVFP4 brings no speed here: this checkpoint keeps {' and '.join(wide)} in BF16, so a step reads "
+        f"{here.reads.total / 1e9:.1f} GB against {there.reads.total / 1e9:.1f} with INT4 AutoRound "
+        f"(≈ {here.per_user:.0f} against {there.per_user:.0f} tok/s predicted without drafting).",
+        rows,
+    )
+
+
+def _depth(model: Model, weights: Weighed, box: Box, ask: Ask) -> Iterator[Advice]:
+    kind = ask.draft.kind
+    if kind not in DEPTHS:
+        if model.mtp_layers and not ask.draft.drafting and ask.engine != "llama.cpp":
+            plain = _speed(model, weights, box, ask, Draft(), "agent")
+            mtp = _speed(model, weights, box, ask, Draft("mtp", 2), "agent")
+            yield Advice(
+                f"The model has an MTP head: --draft mtp:2 would bring ≈ {mtp.per_user:.0f} instead of "
+                f"{plain.per_user:.0f} tok/s on agent text (predicted).",
+                "acceptance of row m061",
+            )
+        return
+    best = {text: best_depth(model, weights, box, ask, kind, text) for text in ("prose", "code", "agent")}
+    now = {text: _speed(model, weights, box, ask, ask.draft, text).per_user for text in best}
+    parts = [f"{depth} for {text} (≈ {speed:.0f} tok/s, {now[text]:.0f} with {ask.draft.depth})"
+             for text, (depth, speed) in best.items()]  # fmt: skip
+    yield Advice(
+        f"Best fixed depth of {kind}, predicted: {', '.join(parts)}. A fixed depth is wrong for somebody.",
+        "tokens per step over step time at each depth; acceptance of rows "
+        + ("m058, m059, m061" if kind == MTP_DRAFT else "m062, m063, m065"),
+    )
+
+
+def best_depth(model: Model, weights: Weighed, box: Box, ask: Ask, kind: str, text: str) -> tuple[int, float]:
+    """The shallowest depth within a per cent of the best, and its tokens per second and user."""
+    most = model.drafter.block_size - 1 if kind == DFLASH and model.drafter else max(DEPTHS[kind])
+    speeds = {k: _speed(model, weights, box, ask, Draft(kind, k), text).per_user for k in DEPTHS[kind] if k <= most}
+    top = max(speeds.values())
+    depth = next(k for k, speed in speeds.items() if speed >= (1 - TIE) * top)
+    return depth, speeds[depth]
+
+
+def _lighter(model: Model, weights: Weighed, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
+    if key not in ("int4", "int4+fp8", "int4+int8head") or not model.experts or not model.delta:
+        return
+    lighter = weigh(model, find_scheme("int4+fp8+int8head"))
+    here = _speed(model, weights, box, ask, ask.draft, "mixed")
+    there = _speed(model, lighter, box, ask, ask.draft, "mixed")
+    yield Advice(
+        f"FP8 shared experts and an INT8 head would read {(here.reads.total - there.reads.total) / 1e9:.2f} GB less a "
+        f"step: ≈ {there.per_user:.1f} instead of {here.per_user:.1f} tok/s (predicted).",
+        "rows m054 (28.2) and m055 (36.0)" if model.name == "Qwen3.5-122B-A10B" else "the arithmetic",
+    )
+
+
+def _long_contexts(model: Model, weights: Weighed, box: Box, ask: Ask) -> Iterator[Advice]:
+    if ask.users < 2 or ask.context < LONG_CONTEXT:
+        return
+    first = first_token_s(model, weights, box, ask.context, engine=ask.engine)
+    because = f"prefill arithmetic: {ask.users} x {first:.0f} s"
+    if model.name == "Qwen3.5-122B-A10B":
+        because += "; rows m021 and m020: 20.6 tok/s each with two users of 108K, 6.2 with four"
+    yield Advice(
+        f"{ask.users} users with {ask.context:,} tokens each will collapse per-user speed: a cold prompt of that "
+        f"length takes ≈ {first:.0f} s to compute, and the others wait or share while it runs.",
+        because,
+    )
+
+
+def _kv(model: Model, ask: Ask) -> Iterator[Advice]:
+    if ask.kv == "bf16" and ask.context * ask.users >= LONG_CONTEXT:
+        saved = ask.users * model.kv_bytes(ask.context, 1.0)
+        yield Advice(
+            f"An FP8 KV cache would free {saved / GIB:.2f} GiB; at short contexts it changes no speed.",
+            f"{ask.users} x {ask.context:,} tokens x {model.kv_bytes_per_token(1.0):,.0f} bytes; document 003",
+        )
+
+
+def _links(model: Model, box: Box) -> Iterator[Advice]:
+    if box.devices > 1:
+        yield Advice(
+            f"{box.devices} devices read {box.devices} times as fast, but each of {model.layers} layers waits for the "
+            "other side; a model that fits one device alone gains little.",
+            "row m049: 235B on two boxes, 17.0 tok/s; rows m200 and m201: 16.3 on one, 23.0 on two",
+        )
+
+
+def _speed(model: Model, weights: Weighed, box: Box, ask: Ask, draft: Draft, text: str) -> Speed:
+    tokens = acceptance(draft, text).tokens_per_step
+    return predict(model, weights, box, draft, accepted=tokens, kind=text, context=ask.context, users=ask.users,
+                   kv_item=KV_ITEM[ask.kv], engine=ask.engine)  # fmt: skip

@@ -1,0 +1,159 @@
+"""The data files of this package as objects, and the nearest names where a name is not among them."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import RequestError
+from stoker.plan.shapes import Drafter, Model, from_config
+
+DATA = Path(__file__).parent / "data"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Box:
+    key: str
+    name: str
+    architecture: str
+    unified: bool  # one memory for processor and accelerator: the operating system lives in it too
+    devices: int
+    memory_gb: float
+    visible_gib: float
+    usable_gib: float
+    reserve_gib: float
+    bandwidth_gb_s: float  # of one device, on paper
+    achievable_gb_s: float
+    tflops_bf16: float
+    price_usd: float
+    power_w: float
+    power_idle_w: float
+    date: str
+    source: str
+    link_gb_s: float = 0.0  # between devices; 0: one device
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def visible_bytes(self) -> int:
+        return int(self.visible_gib * GIB)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return int(self.reserve_gib * GIB)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a checkpoint stores each part of a network."""
+
+    key: str
+    title: str
+    parts: Mapping[str, str]  # routed, shared, ... -> format
+    mtp: str = "bf16"
+    not_gates: bool = False
+    approximate: bool = False
+
+
+@cache
+def read(name: str) -> dict[str, Any]:
+    with (DATA / name).open("rb") as file:
+        return tomllib.load(file)
+
+
+@cache
+def boxes() -> tuple[Box, ...]:
+    return tuple(Box(**{**entry, "aliases": tuple(entry.get("aliases", ()))}) for entry in read("boxes.toml")["box"])
+
+
+@cache
+def models() -> tuple[Model, ...]:
+    raw = read("models.toml")
+    found = []
+    for entry in raw["model"]:
+        config = {**(raw[entry["like"]] if "like" in entry else {}), **entry["config"]}
+        drafter = Drafter(**entry["dflash"]) if "dflash" in entry else None
+        found.append(
+            from_config(
+                config,
+                f"models.toml: {entry['name']}",
+                entry["name"],
+                vision_parameters=entry.get("vision_parameters", 0),
+                drafter=drafter,
+                default_weights=entry["default_weights"],
+                aliases=tuple(entry["aliases"]),
+                source=entry["source"],
+            )
+        )
+    return tuple(found)
+
+
+@cache
+def schemes() -> dict[str, Scheme]:
+    own = ("title", "mtp", "not_gates", "approximate")
+    return {
+        key: Scheme(key, **{k: v for k, v in entry.items() if k in own},
+                    parts={k: v for k, v in entry.items() if k not in own})
+        for key, entry in read("weights.toml").items()
+    }  # fmt: skip
+
+
+def find_model(name: str) -> Model:
+    """A model of the catalogue by any of its names, a checkpoint directory, a config.json, or `demo`."""
+    from stoker.demo import NAME, checkpoint_at
+    from stoker.plan.shapes import from_file
+
+    wanted = _plain(name.rsplit("/", 1)[-1])
+    for model in models():
+        if wanted in {_plain(known) for known in (model.name, *model.aliases)}:
+            return model
+    path = checkpoint_at(name)
+    if name == NAME or path.is_dir() or path.suffix == ".json":
+        file = path if path.suffix == ".json" else path / "config.json"
+        model = from_file(file)
+        return replace(model, default_weights="checkpoint" if path.is_dir() else "bf16", source=str(file))
+    known = [known for model in models() for known in (model.name, *model.aliases)]
+    raise RequestError(
+        f"{name!r} is no model the planner knows and no directory or config.json either. "
+        f"{_nearest(name, known)} Known: {', '.join(model.name for model in models())}."
+    )
+
+
+def find_box(name: str) -> Box:
+    wanted = _plain(name)
+    if wanted in {"this", "here", "thismachine", "local"}:
+        from stoker.plan.machine import this_machine
+
+        return this_machine()
+    for box in boxes():
+        if wanted in {_plain(known) for known in (box.key, box.name, *box.aliases)}:
+            return box
+    known = [known for box in boxes() for known in (box.key, box.name, *box.aliases)]
+    raise RequestError(
+        f"{name!r} is no box the planner knows. {_nearest(name, known)} "
+        f"Known: {', '.join(box.key for box in boxes())}, and this: the machine you are on."
+    )
+
+
+def find_scheme(name: str) -> Scheme:
+    wanted = _plain(name)
+    for key, scheme in schemes().items():
+        if _plain(key) == wanted:
+            return scheme
+    raise RequestError(
+        f"{name!r} is no weight format the planner knows. {_nearest(name, schemes())} Known: {', '.join(schemes())}."
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    by_plain = {_plain(k): k for k in known}
+    close = get_close_matches(_plain(name), by_plain, n=3, cutoff=0.45)
+    names = list(dict.fromkeys(by_plain[c] for c in close))
+    return f"Did you mean {' or '.join(names)}?" if names else "Nothing there is close to it."
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum() or c == "+")

@@ -1,0 +1,140 @@
+"""Measurements others published, as rows: what was run where, by whom, and whether it is decode-only or end-to-end.
+
+data/measurements.csv is the table; docs/plan.md documents its columns. A published number is never called a prediction.
+"""
+
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from stoker.plan.catalog import DATA
+
+# Posts and repositories of one author about the same runs: one source where sources are held out.
+SAME_SOURCE = {
+    "seed 003": "albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4",
+    "seed 000": "Entrpi/qwen3.5-122B-A10B-on-spark",
+    "MiaAI-Lab/Qwen3.8-Flash-Next-Single-DGX-Spark": "MiaAI-Lab",
+    "MiaAI-Lab/Qwen3.8-Flash-Next-Single-DGX-Spark-TensorFold": "MiaAI-Lab",
+    "MiaAI-Lab/Qwen3.8-27B-DGX-Spark-TensorFold": "MiaAI-Lab",
+}
+PROSE, CODE, AGENT, MIXED = "prose", "code", "agent", "mixed"
+# words of a workload's name -> kind of text; the first that matches counts
+_KINDS = (
+    (AGENT, r"agent|tool|json|kie|counting|structured"),
+    (CODE, r"code|humaneval|coding"),
+    (PROSE, r"prose|q&a|hungarian|chat|text|rag|think|ifeval|mmlu|random"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    model: str
+    parameters_b: float | None
+    active_b: float | None
+    weights_stated: str
+    weights: str  # the planner's name for them; empty: not one it can count
+    kv: str
+    box: str
+    boxes: int
+    engine: str
+    backend: str
+    engine_version: str
+    drafter: str
+    depth: int | None  # None: not stated
+    workload: str
+    context_tokens: int | None
+    output_tokens: int | None
+    users: int
+    prefill_tok_s: float | None
+    decode_tok_s: float | None
+    scope: str  # per_stream or aggregate
+    timing: str  # decode-only, end-to-end or unstated
+    acceptance_rate: float | None
+    tokens_per_step: float | None  # accepted drafts + 1; None: not stated
+    method: str
+    evidence: str  # A: a table or log of the run, B: a figure in a post, C: hearsay or crowd-submitted
+    notes: str
+    source: str
+    url: str
+    date: str
+
+    @property
+    def held_out_with(self) -> str:
+        return SAME_SOURCE.get(self.source, self.source)
+
+    @property
+    def kind(self) -> str:
+        """Prose, code or agent text, by the workload's name; mixed where it does not say."""
+        return kind_of(self.workload)
+
+    @property
+    def link(self) -> str:
+        return self.url if "://" in self.url else f"docs/seeds.md, document {self.source.removeprefix('seed ')}"
+
+    @property
+    def recipe(self) -> str:
+        """Format, drafter and engine in a few words."""
+        draft = "" if self.drafter == "none" else f" + {self.drafter}"
+        depth = f"-{self.depth}" if draft and self.depth else ""
+        return (
+            f"{self.weights_stated or 'weights not stated'}{draft}{depth}, {self.engine} {self.engine_version}".strip()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "model": self.model, "weights": self.weights_stated, "box": self.box, "boxes": self.boxes,
+            "engine": f"{self.engine} {self.engine_version}".strip(), "drafter": self.drafter, "depth": self.depth,
+            "workload": self.workload, "context_tokens": self.context_tokens, "users": self.users,
+            "tokens_per_s": self.decode_tok_s, "prefill_tokens_per_s": self.prefill_tok_s, "scope": self.scope,
+            "timing": self.timing, "tokens_per_step": self.tokens_per_step, "grade": self.evidence,
+            "notes": self.notes, "source": self.link, "date": self.date,
+        }  # fmt: skip
+
+
+def kind_of(workload: str) -> str:
+    text = workload.lower()
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, text)), MIXED)
+
+
+@cache
+def measurements() -> tuple[Row, ...]:
+    integers = ("boxes", "depth", "context_tokens", "output_tokens", "users")
+    floats = ("parameters_b", "active_b", "prefill_tok_s", "decode_tok_s", "acceptance_rate", "tokens_per_step")
+    with (DATA / "measurements.csv").open(encoding="utf-8", newline="") as file:
+        rows = []
+        for raw in csv.DictReader(file):
+            values: dict[str, Any] = dict(raw)
+            for name in integers:
+                values[name] = int(values[name]) if values[name] else None
+            for name in floats:
+                values[name] = float(values[name]) if values[name] else None
+            rows.append(Row(**values))
+    return tuple(rows)
+
+
+def of_model(name: str) -> tuple[Row, ...]:
+    wanted = name.lower()
+    return tuple(row for row in measurements() if row.model.lower() == wanted)
+
+
+def nearest(
+    model: str, box: str, boxes: int, weights: str, drafter: str, kind: str, users: int, limit: int = 5
+) -> tuple[Row, ...]:
+    """Measured rows of this model, those most like the plan first: same box, then drafter, weights, text, users."""
+
+    def distance(row: Row) -> tuple[float, ...]:
+        off = 4.0 * ((row.box, row.boxes) != (box, boxes)) + 2.0 * (row.drafter != drafter)
+        off += 1.0 * (row.weights != weights) + 0.5 * (row.kind != kind) + 0.5 * (row.users != users)
+        return (off + {"A": 0.0, "B": 0.2, "C": 0.6}[row.evidence], -_day(row.date))
+
+    rows: Sequence[Row] = [row for row in of_model(model) if row.decode_tok_s is not None]
+    return tuple(sorted(rows, key=distance)[:limit])
+
+
+def _day(date: str) -> float:
+    digits = re.sub(r"\D", "", date)
+    return float(digits.ljust(8, "0")) if digits else 0.0

@@ -1,0 +1,247 @@
+"""Every byte a plan needs, by item, against what the box has; the largest context and number of users that fit; and the
+vLLM flags that ask for the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from stoker.errors import RequestError
+from stoker.model.config import LINEAR
+from stoker.plan.catalog import GIB, Box, read
+from stoker.plan.reads import DFLASH, MTP_DRAFT, Draft
+from stoker.plan.shapes import Model
+from stoker.plan.vllm_pool import Pool, pool_of
+from stoker.plan.weigh import Weighed
+from stoker.weights.groups import MTP, VISION
+
+KV_ITEM = {"bf16": 2.0, "fp8": 1.0}
+PAGE = 64  # tokens of a page of Stoker's cache
+CHUNK = 16  # tokens of a step chunk, of which its ring of inputs is a multiple
+MOST_USERS = 4096
+SAFE_UNIFIED, SAFE_CARD = 0.82, 0.90  # shares for one engine; 0.82 of a Spark leaves 22 GiB to all else
+SWAPS_ABOVE = 0.88  # of unified memory, for one engine: above it boxes were seen to swap
+
+
+@dataclass(frozen=True)
+class EngineNeeds:
+    key: str
+    title: str
+    runtime_gib: float
+    graphs_gib: float
+    host_gib: float
+    states_per_sequence: str
+    vision: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    bytes: int
+    how: str  # the arithmetic, for --explain
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be served."""
+
+    context: int
+    users: int
+    draft: Draft
+    kv: str  # bf16 or fp8
+    engine: str
+    prefix_cache_gib: float = 0.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    items: tuple[Item, ...]
+    capacity: int  # what the box shows
+    max_context: int  # with the users asked for; 0: none fits
+    max_users: int  # at the context asked for
+    pool: Pool | None  # vLLM only
+    flags: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def free_bytes(self) -> int:
+        return self.capacity - self.total
+
+    @property
+    def fits(self) -> bool:
+        return self.free_bytes >= 0
+
+    def sum_of(self, *starts: str) -> int:
+        return sum(item.bytes for item in self.items if item.name.startswith(starts))
+
+
+@cache
+def engines() -> dict[str, EngineNeeds]:
+    return {key: EngineNeeds(key, **entry) for key, entry in read("engines.toml").items()}
+
+
+def find_engine(name: str) -> EngineNeeds:
+    by_plain = {key.lower().replace(".", ""): needs for key, needs in engines().items()}
+    wanted = name.lower().replace(".", "").replace("llamacpp", "llamacpp")
+    if wanted not in by_plain:
+        raise RequestError(f"{name!r} is no engine the planner knows. Known: {', '.join(engines())}.")
+    return by_plain[wanted]
+
+
+def check(model: Model, ask: Ask) -> None:
+    """Refuses what no amount of memory would mend."""
+    if ask.context < 1 or ask.users < 1:
+        raise RequestError(f"context is {ask.context:,} and users {ask.users:,}; both are at least 1.")
+    if ask.context > model.max_positions:
+        raise RequestError(
+            f"a context of {ask.context:,} tokens is {ask.context - model.max_positions:,} more than "
+            f"{model.name} has positions for ({model.max_positions:,}). Ask for at most that."
+        )
+    if ask.kv not in KV_ITEM:
+        raise RequestError(f"KV is stored as bf16 or fp8, not as {ask.kv!r}.")
+    if ask.draft.kind == MTP_DRAFT and not model.mtp_layers:
+        raise RequestError(f"{model.name} has no MTP head; plan without drafting, or with --draft lookup:K.")
+    if ask.draft.kind == DFLASH and not model.drafter:
+        raise RequestError(f"no DFlash drafter of {model.name} is known; plan with --draft mtp:K or without drafting.")
+    if ask.draft.kind == DFLASH and model.drafter and ask.draft.depth >= model.drafter.block_size:
+        raise RequestError(
+            f"{model.drafter.repository} drafts blocks of {model.drafter.block_size}: at most "
+            f"{model.drafter.block_size - 1} tokens a step, and {ask.draft.depth} were asked for."
+        )
+
+
+def budget(model: Model, weights: Weighed, box: Box, ask: Ask, utilization: float | None = None) -> Budget:
+    check(model, ask)
+    items = plan_items(model, weights, box, ask)
+    fixed = sum(item.bytes for item in items if not item.name.startswith(("KV", "recurrent state")))
+    room = box.visible_bytes - fixed
+
+    def needed(context: int, users: int) -> int:
+        return sum(item.bytes for item in _per_sequence(model, Ask(context, users, ask.draft, ask.kv, ask.engine)))
+
+    max_context = _largest(model.max_positions, lambda n: needed(n, ask.users) <= room)
+    max_users = _largest(MOST_USERS, lambda n: needed(ask.context, n) <= room)
+    pool: Pool | None = None
+    flags: tuple[str, ...] = ()
+    if ask.engine == "vLLM":
+        pool, flags = _vllm(model, weights, box, ask, items, utilization)
+    return Budget(tuple(items), box.visible_bytes, max_context, max_users, pool, flags)
+
+
+def plan_items(model: Model, weights: Weighed, box: Box, ask: Ask) -> list[Item]:
+    needs = engines()[ask.engine]
+    items = []
+    for group, size in weights.groups.items():
+        if group == MTP and ask.draft.kind != MTP_DRAFT:
+            continue  # engines load it only where it drafts
+        if group == VISION and not needs.vision:
+            continue
+        kind = weights.formats.get(group, "")
+        items.append(Item(f"weights: {group}", size, f"{kind}, {'exact' if weights.exact else 'an average'}"))
+    if ask.draft.kind == DFLASH and model.drafter:
+        size = 2 * model.drafter.parameters
+        items.append(Item("drafter: DFlash", size, f"{model.drafter.parameters:,} parameters x 2 bytes"))
+    items += _per_sequence(model, ask)
+    if ask.prefix_cache_gib:
+        per = model.recurrent_bytes + model.conv_bytes()
+        held = f", {int(ask.prefix_cache_gib * GIB) // per} checkpoints of {per:,} bytes" if per else ""
+        items.append(Item("prefix cache", int(ask.prefix_cache_gib * GIB), f"as asked{held}"))
+    items.append(Item("graphs", int(needs.graphs_gib * GIB), needs.source))
+    items.append(Item("runtime", int(needs.runtime_gib * GIB), "activations, workspaces, allocator"))
+    if box.unified:
+        items.append(
+            Item("host process", int(needs.host_gib * GIB), "container, Python, scheduler, in the same memory")
+        )
+    items.append(Item("reserve", box.reserve_bytes, "operating system" if box.unified else "driver and display"))
+    return items
+
+
+def _per_sequence(model: Model, ask: Ask) -> list[Item]:
+    item, users, context = KV_ITEM[ask.kv], ask.users, ask.context
+    stoker = ask.engine == "stoker"
+    held = -(-context // PAGE) * PAGE if stoker else context
+    # Stoker's FP8 has a BF16 scale per token and head, of keys and of values
+    scales = 2 * 2 * model.num_kv_heads if stoker and ask.kv == "fp8" else 0
+    layers = model.layers - model.layers_of(LINEAR)
+    size = users * (model.kv_bytes(held, item) + layers * held * scales)
+    found = [Item("KV cache", size, f"{users} x {held:,} tokens, {ask.kv}, {layers} attention layers")]
+    if ask.draft.kind == MTP_DRAFT:
+        extra = users * (model.mtp_kv_bytes(held, item) + model.mtp_layers * held * scales)
+        found.append(Item("KV cache: MTP", extra, f"{users} x {held:,} tokens, one layer"))
+    if ask.draft.kind == DFLASH and model.drafter:
+        own = users * model.drafter.kv_bytes(held, 2.0)
+        how = (
+            f"{users} x {held:,} tokens, {model.drafter.layers} layers, {model.drafter.sliding_layers} of them sliding"
+        )
+        found.append(Item("KV cache: DFlash", own, how))
+    if model.delta:
+        each, how = state_bytes(model, ask.draft.depth if ask.draft.drafting else 0, ask.engine)
+        found.append(Item("recurrent state", users * each, f"{users} x {each:,} bytes: {how}"))
+    return found
+
+
+def state_bytes(model: Model, depth: int, engine: str) -> tuple[int, str]:
+    """Of one sequence, and how engines differ: vLLM keeps a state per draft, Stoker the inputs to replay."""
+    assert model.delta is not None
+    d, layers = model.delta, model.layers_of(LINEAR)
+    if engine == "stoker":
+        ring = -(-(max(CHUNK, d.conv_kernel) - 1 + 1 + depth) // CHUNK) * CHUNK
+        fed = 2 * d.key_heads * d.key_dim + d.value_heads * (d.value_dim + 2)
+        inputs = layers * ring * (2 * d.conv_channels + 4 * fed)
+        return model.recurrent_bytes + inputs, f"one state and a ring of {ring} inputs"
+    if engine in ("vLLM", "SGLang"):
+        widened = model.conv_bytes(d.conv_kernel - 1 + depth)
+        return (1 + depth) * (model.recurrent_bytes + widened), f"{1 + depth} states"
+    return model.recurrent_bytes + model.conv_bytes(), "one state"
+
+
+def _vllm(
+    model: Model, weights: Weighed, box: Box, ask: Ask, items: list[Item], utilization: float | None
+) -> tuple[Pool, tuple[str, ...]]:
+    needs = engines()["vLLM"]
+    loaded = sum(item.bytes for item in items if item.name.startswith(("weights", "drafter")))
+    beside = int((needs.runtime_gib + needs.graphs_gib) * GIB)
+    wanted = sum(item.bytes for item in items if item.name.startswith(("KV", "recurrent")))
+    depth = ask.draft.depth if ask.draft.drafting else 0
+
+    def pool_at(share: float) -> Pool:
+        bytes_left = max(0, int(box.visible_bytes * share) - loaded - beside)
+        return pool_of(model, bytes_left, context=ask.context, depth=depth, kv_item=KV_ITEM[ask.kv],
+                       mtp=ask.draft.kind == MTP_DRAFT)  # fmt: skip
+
+    if utilization is None:  # what is safe; more, in hundredths, only if not all users' contexts fit
+        least = (loaded + beside + wanted) / box.visible_bytes
+        safe = SAFE_UNIFIED if box.unified else SAFE_CARD
+        shares = [share / 100 for share in range(max(round(100 * safe), int(least * 100)), 96)] or [0.95]
+        utilization = next((share for share in shares if pool_at(share).concurrency >= ask.users), shares[-1])
+    pool = pool_at(utilization)
+    flags = [
+        f"--gpu-memory-utilization {utilization:.2f}",
+        f"--max-model-len {ask.context}",
+        f"--max-num-seqs {ask.users}",
+        f"--kv-cache-memory-bytes {pool.bytes}",
+    ]
+    if ask.kv == "fp8":
+        flags.append("--kv-cache-dtype fp8")
+    if ask.draft.kind == MTP_DRAFT:
+        flags.append(f'--speculative-config \'{{"method":"mtp","num_speculative_tokens":{ask.draft.depth}}}\'')
+    if ask.draft.kind == DFLASH and model.drafter:
+        config = (
+            f'{{"method":"dflash","model":"{model.drafter.repository}","num_speculative_tokens":{ask.draft.depth}}}'
+        )
+        flags.append(f"--speculative-config '{config}'")
+    if box.devices > 1:
+        flags.append(f"--tensor-parallel-size {box.devices}")
+    return pool, tuple(flags)
+
+
+def _largest(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest n of 1 ... most for which it holds, 0 if for none; it holds below any n for which it holds."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
