@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.server.errors import ApiError
 from stoker.server.protocol.chat import ChatMessage, Tool
+from stoker.server.served import check_text
 
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}")
 MOST_TOOLS = 1024
@@ -54,6 +55,7 @@ def text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
+        check_text(content, where)
         return content
     texts = []
     for place, part in enumerate(content):
@@ -68,6 +70,7 @@ def text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
         text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
             raise ApiError(400, f"{where}.content[{place}] has no text.", param=where)
+        check_text(text, f"{where}.content[{place}]")
         texts.append(text)
     return "".join(texts)
 

@@ -58,12 +58,7 @@ class ApiError(Exception):
 def api_error(error: StokerError) -> ApiError:
     """How an error of the engine or of our own checks is told to a client."""
     if isinstance(error, RequestError):
-        return ApiError(400, _sentence(error))
+        return ApiError(400, str(error))
     if isinstance(error, EngineError):
-        return ApiError(503, _sentence(error), code="engine_unavailable", retry_after=RETRY_S)
-    return ApiError(500, _sentence(error))
-
-
-def _sentence(error: Exception) -> str:
-    text = str(error)
-    return text[:1].upper() + text[1:]
+        return ApiError(503, str(error), code="engine_unavailable", retry_after=RETRY_S)
+    return ApiError(500, str(error))

@@ -52,10 +52,8 @@ class ServedModel:
     # -- text and tokens
 
     def encode(self, text: str) -> list[int]:
-        try:
-            return self.tokenizer.encode(text)
-        except (TypeError, UnicodeError) as error:  # half a surrogate pair is no text
-            raise ApiError(400, f"The text cannot be turned into tokens: {error}.") from error
+        check_text(text, "The text")
+        return self.tokenizer.encode(text)
 
     def decode(self, tokens: Sequence[int], special: bool = True) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=not special))
@@ -105,6 +103,15 @@ class ServedModel:
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether the template has opened a thought that the answer begins in."""
         return self.decode(prompt[-8:]).rstrip().endswith(OPEN)
+
+
+def check_text(text: str, where: str) -> None:
+    """JSON can spell half a character, which is no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"half of a surrogate pair at character {error.start:,}"
+        raise ApiError(400, f"{where} is not text: it has {half}.") from error
 
 
 def _generation_defaults(directory: Path) -> dict[str, Any]:

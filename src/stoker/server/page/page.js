@@ -90,6 +90,7 @@ class Answer {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     this.cost.textContent = `${usage.completion_tokens} tokens in ${metrics.steps} steps${drafted} · ` +
       `${usage.prompt_tokens} in (${cached} cached)`;
+    this.node.scrollIntoView({ block: "end" });
     show("context", usage.total_tokens, context, `${usage.total_tokens.toLocaleString()} / ${context.toLocaleString()}`);
   }
 
@@ -211,4 +212,5 @@ for (const text of EXAMPLES) {
   button.addEventListener("click", () => { if (!running) ask(text); });
   $("examples").append(button);
 }
+$("settings").open = matchMedia("(min-width: 50rem)").matches;
 look();

@@ -3,6 +3,8 @@
 import json
 from typing import Any, Literal
 
+from pydantic import Field
+
 from stoker.server.conversation import text_of
 from stoker.server.errors import ApiError
 from stoker.server.protocol.chat import (
@@ -15,7 +17,7 @@ from stoker.server.protocol.chat import (
     Tool,
     ToolCall,
 )
-from stoker.server.protocol.common import Json, Model
+from stoker.server.protocol.common import Json, JsonSchemaFormat, Model, ResponseFormat
 
 
 class AnthropicMessage(Model):
@@ -37,8 +39,18 @@ class ToolChoice(Model):
 
 
 class Thinking(Model):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: str  # disabled, or one of several ways to think
     budget_tokens: int | None = None
+
+
+class OutputFormat(Model):
+    type: Literal["json_schema"]
+    schema_: Json = Field(alias="schema")
+
+
+class OutputConfig(Model):
+    effort: str | None = None
+    format: OutputFormat | None = None
 
 
 class CountTokensRequest(Model):
@@ -70,10 +82,13 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    output_config: OutputConfig | None = None
     metadata: Json | None = None
 
     def whole_chat(self) -> ChatRequest:
         choice, parallel = _choice(self.tool_choice)
+        wanted = self.output_config.format if self.output_config else None
+        schema = wanted and JsonSchemaFormat.model_validate({"schema": wanted.schema_})
         return self.chat(
             max_completion_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -83,6 +98,7 @@ class MessagesRequest(CountTokensRequest):
             stream=self.stream,
             tool_choice=choice,
             parallel_tool_calls=parallel,
+            response_format=schema and ResponseFormat(type="json_schema", json_schema=schema),
         )
 
 

@@ -1,0 +1,203 @@
+"""However an answer is cut into pieces, its reasoning, text and calls are those of the whole."""
+
+import json
+import random
+from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from stoker.demo import EMBEDDED
+from stoker.engine.text import TextStream
+from stoker.server.parse.answer import AnswerParser
+from stoker.server.parse.pieces import Call, CallArguments, Message, Piece
+
+TOOLS = {
+    "time": {"type": "object", "properties": {}},
+    "get_train": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "seats": {"type": "integer"},
+            "return": {"type": "boolean"},
+            "via": {"type": "array", "items": {"type": "string"}},
+            "when": {"$ref": "#/$defs/date"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "$defs": {"date": {"type": "object"}},
+    },
+}
+CALL = (
+    "<tool_call>\n<function=get_train>\n<parameter=city>\nGyőr\n</parameter>\n<parameter=seats>\n2\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+JSON_CALL = '<tool_call>\n{"name": "get_train", "arguments": {"city": "Győr }", "seats": 2}}\n</tool_call>'
+# short enough for every way to cut them in two, and for one character at a time
+SHORT = {
+    "thought": "Röviden. 🙂</think>\n\nJó napot!",
+    "thought only": "hm, still </thin",
+    "opened by the model": "<think>\na\n</think>\n\nb",
+    "no thought": " <thing> a < b",
+    "call": CALL,
+    "json call": JSON_CALL,
+    "text, call, text": f"Nézem. 👀\n\n{CALL}\nKész.",
+    "two calls": f"{CALL}\n{JSON_CALL}",
+    "call in a thought": f"I will look.\n{CALL}",
+    "no arguments": "<tool_call>\n<function=time>\n</function>\n</tool_call>",
+    "lines and quotes": (
+        '<tool_call>\n<function=get_train>\n<parameter=city>\n\n"a\\b"\n\n\tc</par\n</parameter>\n</function>'
+    ),
+    "types": (
+        "<tool_call><function=get_train><parameter=return>True</parameter><parameter=via>\n"
+        '["Tata", "Ács"]\n</parameter><parameter=when>{"day": 3}</parameter>'
+        "<parameter=note>\nnull\n</parameter></function></tool_call>"
+    ),
+    "no value of its type": (
+        "<tool_call><function=get_train><parameter=seats>\nkettő\n</parameter></function></tool_call>"
+    ),
+    "arguments first": '<tool_call>{"arguments": {"city": "x"}, "name": "get_train"}</tool_call>',
+    "not a call": "<tool_call> is how a call begins",
+    "not a function": "<tool_call>\n<function=a\nb>x",
+    "not JSON": '<tool_call>\n{"name": tru, "arguments": {}}\n</tool_call>\nx',
+    "unclosed": "<tool_call>\n<function=get_train>\n<parameter=city>\nGyőr",
+    "stray text": "<tool_call><function=time>\nno parameters\n</function></tool_call>",
+}
+
+
+def parse(pieces: Iterable[str], thinking: bool = False, complete: bool = True) -> Message:
+    parser = AnswerParser(thinking, TOOLS)
+    found: list[Piece] = []
+    for text in pieces:
+        found += parser.push(text)
+    return Message.of(found + parser.finish(complete))
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    return [text[start:stop] for start, stop in pairwise([0, *sorted(places), len(text)])]
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("thinking", [True, False])
+def test_every_way_to_cut_a_short_answer_in_up_to_three(name: str, thinking: bool) -> None:
+    """All pairs of places, and every character by itself; of every beginning of it too, ended and cut off."""
+    text = SHORT[name]
+    whole = parse([text], thinking)
+    for first in range(len(text) + 1):
+        # of the longer ones all cuts in two, and of those in three the pieces that a tag fits in
+        for second in range(first, len(text) + 1 if len(text) < 70 else min(len(text), first + 14) + 1):
+            assert parse(cut(text, (first, second)), thinking) == whole, (text[:first], text[first:second])
+    for stop in range(len(text) + 1):
+        for complete in (True, False):
+            expected = parse([text[:stop]], thinking, complete)
+            assert parse(text[:stop], thinking, complete) == expected, text[:stop]
+
+
+@cache
+def tokenizer() -> Any:
+    return Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+
+
+LONG = "Gondolkodom, kell-e vonat. 🚆\n</think>\n\nMegnézem a menetrendet:\n\n" + "\n".join(
+    [
+        CALL,
+        SHORT["types"],
+        JSON_CALL,
+        CALL.replace("Győr", "Székesfehérvár \\ \"idézet\" 👩‍👩‍👧\n\n    kód = {'a': 1}\n</par" * 6),
+        SHORT["no value of its type"],
+    ]
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_cuts_of_a_long_answer(seed: int) -> None:
+    chosen = random.Random(seed)
+    count = chosen.choice([1, 2, 5, 20, 100, len(LONG) // 2])
+    assert parse(cut(LONG, chosen.sample(range(len(LONG)), count)), thinking=True) == parse([LONG], thinking=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("stop", [None, "kód", "</function>", "👀 és", "Kész"])
+def test_random_steps_of_several_tokens_with_a_stop_string(seed: int, stop: str | None) -> None:
+    """The way of the server: tokens of a step to text, stop strings cut out, then parsed. Steps do not show."""
+    text = LONG + "\n👀 és Kész."
+    tokens = tokenizer().encode(text, add_special_tokens=False).ids
+    chosen = random.Random(seed)
+
+    def through(steps: list[list[int]]) -> tuple[Message, str | None, int]:
+        stream, parser = TextStream(tokenizer(), (stop,) if stop else ()), AnswerParser(True, TOOLS)
+        pieces: list[Piece] = []
+        used = 0
+        for step in steps:
+            for token in step:
+                if stream.stopped is None:
+                    used += 1
+                    pieces += parser.push(stream.push(token))
+        pieces += parser.push(stream.flush())
+        return Message.of(pieces + parser.finish()), stream.stopped, used
+
+    places = sorted(chosen.sample(range(1, len(tokens)), min(len(tokens) - 1, chosen.choice([3, 30, 150]))))
+    steps = [tokens[start:end] for start, end in pairwise([0, *places, len(tokens)])]
+    found = through(steps)
+    assert found == through([[token] for token in tokens])
+    assert found[1] == (stop if stop and stop in text else None)
+    expected = text if not stop or stop not in text else text[: text.index(stop)]
+    assert found[0] == parse([expected], thinking=True)
+
+
+def test_what_the_short_answers_mean() -> None:
+    def said(name: str, thinking: bool = False) -> Message:
+        return parse([SHORT[name]], thinking)
+
+    train = Call("get_train", '{"city": "Győr", "seats": 2}')
+    assert said("thought", thinking=True) == Message("Röviden. 🙂", "Jó napot!", [])
+    assert said("opened by the model") == Message("a", "b", [])
+    assert said("no thought") == Message("", " <thing> a < b", [])
+    assert said("call") == Message("", "", [train])
+    assert said("json call").calls == [Call("get_train", '{"city": "Győr }", "seats": 2}')]
+    assert said("text, call, text") == Message("", "Nézem. 👀\nKész.", [train])
+    assert [call.name for call in said("two calls").calls or []] == ["get_train", "get_train"]
+    assert said("call in a thought", thinking=True) == Message("I will look.", "", [train])
+    assert said("no arguments").calls == [Call("time", "{}")]
+    assert json.loads((said("lines and quotes").calls or [])[0].arguments) == {"city": '\n"a\\b"\n\n\tc</par'}
+    assert json.loads((said("types").calls or [])[0].arguments) == {
+        "return": True,
+        "via": ["Tata", "Ács"],
+        "when": {"day": 3},
+        "note": None,
+    }
+    assert json.loads((said("no value of its type").calls or [])[0].arguments) == {"seats": "kettő"}
+    assert said("arguments first").calls == [Call("get_train", '{"city": "x"}')]
+    for name in ("not a call", "not a function", "not JSON"):
+        assert said(name) == Message("", SHORT[name], [])
+    assert said("unclosed").calls == [Call("get_train", '{"city": "Győr"}')]
+    assert parse([SHORT["unclosed"]], complete=False).calls == [Call("get_train", '{"city": "Győr')]
+    assert said("stray text").calls == [Call("time", "{}")]
+
+
+def test_a_string_argument_streams_and_is_valid_json_at_every_stop() -> None:
+    parser = AnswerParser(False, TOOLS)
+    text = CALL.replace("Győr", 'ű"\\\n' * 50)
+    arguments, lengths = "", set()
+    for letter in text:
+        for piece in parser.push(letter):
+            if isinstance(piece, CallArguments):
+                arguments += piece.text
+        lengths.add(len(arguments))
+        for closing in ("", "}", '"}', "{}"):  # always the beginning of one object
+            try:
+                json.loads(arguments + closing)
+                break
+            except ValueError:
+                continue
+        else:
+            raise AssertionError(f"{arguments[-20:]!r} is no beginning of JSON")
+    assert len(lengths) > 100, "the argument came in one piece"
+    assert json.loads(arguments) == {"city": 'ű"\\\n' * 50, "seats": 2}
+
+
+def test_without_tools_a_call_is_text() -> None:
+    parser = AnswerParser(False, None)
+    assert Message.of(parser.push(CALL) + parser.finish()) == Message("", CALL, [])
