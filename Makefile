@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lossless lint format clean
+.PHONY: demo test lossless server lint format clean
 
 demo: $(READY)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
@@ -14,6 +14,9 @@ test: $(READY) lint  ## what CI runs
 
 lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
 	$(BIN)/python -m benchmarks.lossless
+
+server: $(READY)  ## the server's long tests: 2,000 made-up requests and 200 answers to schemas; ten minutes or so
+	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_bad_requests.py tests/server/test_structured.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
