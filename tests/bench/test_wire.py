@@ -70,7 +70,7 @@ def _asked(*responses: bytes, close_after: int = 99, times: int = 1, pause: floa
         for _ in range(times):
             found.append(await wires.post("/", b"{}", patience=5.0))
             await asyncio.sleep(0.05)  # time to notice that an idle connection was closed
-        found[0].headers["connections"] = str(len(connections))
+        found[0].framing.headers["connections"] = str(len(connections))
         wires.close()
         server.close()
         return found
@@ -81,13 +81,13 @@ def _asked(*responses: bytes, close_after: int = 99, times: int = 1, pause: floa
 def test_a_connection_is_used_again():
     exchanges = _asked(CHUNKED, times=3)
     assert [exchange.body for exchange in exchanges] == [b"hello world"] * 3
-    assert exchanges[0].headers["connections"] == "1"
+    assert exchanges[0].framing.headers["connections"] == "1"
 
 
 def test_an_idle_connection_that_was_closed_is_replaced():
     exchanges = _asked(CHUNKED, times=3, close_after=1)
     assert [exchange.broken for exchange in exchanges] == [""] * 3
-    assert exchanges[0].headers["connections"] == "3"
+    assert exchanges[0].framing.headers["connections"] == "3"
 
 
 def test_a_body_may_end_with_the_connection():

@@ -64,6 +64,7 @@ class Answer:
 
 def read(exchange: Exchange) -> Answer:
     answer = Answer()
+    exchange.look()
     if exchange.status != 200:
         answer.failure = _refusal(exchange)
         return answer
@@ -207,7 +208,8 @@ def _spread(chunks: list[Chunk], total: int) -> None:
 
 def _refusal(exchange: Exchange) -> Failure:
     if not exchange.status:
-        kind = "closed early" if exchange.broken == CLOSED else "timeout"
+        kinds = {"no connection": "connection", "nothing arrived": "timeout", "what arrived": "malformed"}
+        kind = next((kind for words, kind in kinds.items() if exchange.broken.startswith(words)), "closed early")
         return Failure(kind, 0, exchange.broken)
     body = exchange.body.decode("utf-8", "replace")
     try:

@@ -80,7 +80,7 @@ class Target:
             return await self._wires.post(path, body, self.patience)
         except (OSError, TimeoutError) as error:
             now = self.clock()
-            return Exchange(now, now, broken=f"no connection to {self.url}: {error}")
+            return Exchange(now, now, f"no connection to {self.url}: {error}")
 
     async def open(self, connections: int) -> None:
         try:

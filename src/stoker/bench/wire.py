@@ -12,6 +12,7 @@ from urllib.parse import SplitResult
 
 Clock = Callable[[], float]
 MAX_HEADER_BYTES = 1 << 16
+LAST = b"\n\n\r\n0\r\n\r\n"  # an event, the end of its chunk, the chunk of no bytes: nothing else looks like this
 CLOSED = "the server closed the connection before the end of its answer"
 
 
@@ -21,14 +22,38 @@ class Exchange:
 
     sent: float  # just before the request was written to an open connection
     ended: float = 0.0
-    status: int = 0  # 0: no response came
-    headers: dict[str, str] = field(default_factory=dict)
-    pieces: list[tuple[float, bytes]] = field(default_factory=list)  # arrival, payload without HTTP framing
     broken: str = ""  # why the response did not come to its end
+    arrivals: list[tuple[float, bytes]] = field(default_factory=list)  # as they came
+    framing: "Framing" = field(default_factory=lambda: Framing())
+    _pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    _read: int = 0  # arrivals that went through framing
+
+    @property
+    def status(self) -> int:
+        """0: no response came."""
+        return self.framing.status
+
+    @property
+    def pieces(self) -> list[tuple[float, bytes]]:
+        """Arrival and payload, without HTTP's framing."""
+        self.look()
+        return self._pieces
 
     @property
     def body(self) -> bytes:
         return b"".join(payload for _, payload in self.pieces)
+
+    def look(self) -> None:
+        """Take apart what has arrived. Left until nothing is timed any more, wherever that can wait."""
+        try:
+            while self._read < len(self.arrivals):
+                at, data = self.arrivals[self._read]
+                self._read += 1
+                payload = self.framing.feed(data)
+                if payload:
+                    self._pieces.append((at, payload))
+        except ValueError as error:
+            self.broken = self.broken or f"what arrived is no HTTP: {error}"
 
 
 class Framing:
@@ -41,7 +66,7 @@ class Framing:
         self.until_close = False
         self._buffer = bytearray()
         self._left = -1  # of the current chunk or of the body; -1: a size line (or the header) comes next
-        self._chunked = False
+        self.chunked = False
         self._trailer = False
 
     def feed(self, data: bytes) -> bytes:
@@ -49,7 +74,7 @@ class Framing:
         self._buffer += data
         if not self.status and not self._read_header():
             return b""
-        if self._chunked:
+        if self.chunked:
             return self._feed_chunks()
         if self.until_close:
             return self._take(len(self._buffer))
@@ -79,8 +104,8 @@ class Framing:
         for line in lines:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
-        self._chunked = self.headers.get("transfer-encoding", "").lower().endswith("chunked")
-        if not self._chunked:
+        self.chunked = self.headers.get("transfer-encoding", "").lower().endswith("chunked")
+        if not self.chunked:
             length = self.headers.get("content-length", "")
             self.until_close = not length.isdigit()
             self._left = int(length) if length.isdigit() else -1
@@ -123,10 +148,7 @@ class Wire(asyncio.Protocol):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._arrivals: list[tuple[float, bytes]] = []
-        self._read = 0  # arrivals that went through framing
         self._exchange = Exchange(0.0)
-        self._framing = Framing()
         self._finished: asyncio.Future[None] | None = None
         self.reusable = True
 
@@ -134,27 +156,31 @@ class Wire(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        self._arrivals.append((self._clock(), data))
-        # The end of a chunked body looks like this; so may other bytes, hence the second look. While the header is
-        # not read, and where the length is known, every arrival is looked at: those bodies are short.
-        if data.endswith(b"\r\n\r\n") or not self._framing.status or not self._framing.headers.get("transfer-encoding"):
+        exchange = self._exchange
+        exchange.arrivals.append((self._clock(), data))
+        if data.endswith(LAST) and exchange.framing.chunked:
+            # Streams that end together would delay each other's stamps if each were taken apart now.
+            self._end("", "close" not in exchange.framing.headers.get("connection", "").lower())
+        elif not exchange.framing.chunked or data.endswith(b"\r\n\r\n"):
+            # Other endings, and whatever looks like one; bodies that are not chunked are short.
             self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
+        if self._finished is None or self._finished.done():
+            return
         self._look()
-        if not self._framing.done:
-            clean = self._framing.until_close and exc is None
-            self._end("" if clean else CLOSED)
+        framing = self._exchange.framing
+        clean = framing.until_close and exc is None
+        self._end("" if clean or framing.done else CLOSED, False)
 
     async def ask(self, request: bytes, patience: float) -> Exchange:
         """Send, and wait for the whole answer; gives up when no byte has come for `patience` seconds."""
         if self._transport is None:
             raise ConnectionError("not connected")
         loop = asyncio.get_running_loop()
-        self._arrivals, self._read, self._framing = [], 0, Framing()
         self._finished = loop.create_future()
-        self._exchange = Exchange(self._clock())
+        self._exchange = exchange = Exchange(self._clock())
         self._transport.write(request)
         newest, waited_from = 0, loop.time()
         while not self._finished.done():
@@ -163,13 +189,11 @@ class Wire(asyncio.Protocol):
             except asyncio.CancelledError:
                 self.close()
                 raise
-            if len(self._arrivals) > newest:
-                newest, waited_from = len(self._arrivals), loop.time()
-            elif loop.time() - waited_from >= patience:
-                self._look()
-                self._end(f"nothing arrived for {patience:g} s")
-                self.close()
-        return self._exchange
+            if len(exchange.arrivals) > newest:
+                newest, waited_from = len(exchange.arrivals), loop.time()
+            elif not self._finished.done() and loop.time() - waited_from >= patience:
+                self._end(f"nothing arrived for {patience:g} s", False)
+        return exchange
 
     def close(self) -> None:
         self.reusable = False
@@ -177,32 +201,20 @@ class Wire(asyncio.Protocol):
             self._transport.close()
 
     def _look(self) -> None:
-        if self._finished is None or self._finished.done():
-            return
-        try:
-            while self._read < len(self._arrivals):
-                at, data = self._arrivals[self._read]
-                self._read += 1
-                payload = self._framing.feed(data)
-                if payload:
-                    self._exchange.pieces.append((at, payload))
-        except ValueError as error:
-            self._end(f"what arrived is no HTTP: {error}")
-            self.close()
-            return
-        if self._framing.done:
-            self.reusable = self._framing.keeps_open
-            self._end("")
-            if not self.reusable:
-                self.close()
+        exchange = self._exchange
+        exchange.look()
+        if exchange.framing.done or exchange.broken:
+            self._end(exchange.broken, exchange.framing.keeps_open)
 
-    def _end(self, broken: str) -> None:
+    def _end(self, broken: str, reusable: bool) -> None:
         if self._finished is None or self._finished.done():
             return
         exchange = self._exchange
-        exchange.ended = self._arrivals[-1][0] if self._arrivals and not broken else self._clock()
-        exchange.status, exchange.headers, exchange.broken = self._framing.status, self._framing.headers, broken
+        exchange.ended = exchange.arrivals[-1][0] if exchange.arrivals and not broken else self._clock()
+        exchange.broken = broken
         self._finished.set_result(None)
+        if not reusable:
+            self.close()
 
 
 class Wires:
