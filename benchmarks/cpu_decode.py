@@ -32,9 +32,10 @@ from stoker.engine.tokenizer import Tokenizer
 from stoker.model.batch import Batch, Run
 from stoker.model.cache import PAGE_SIZE, Cache
 from stoker.model.decoder import Decoder
-from stoker.model.experts import Experts
+from stoker.model.experts import Experts, SparseMlp
 from stoker.model.layers import Fused
 from stoker.model.load import load_model
+from stoker.ops.cpu.experts import StepExperts
 from stoker.ops.cpu.packed import Packed, PackedExperts
 from stoker.ops.family import Family
 from stoker.speculate.choice import DraftChoice
@@ -148,9 +149,17 @@ def step_times(model: Decoder, widths: Sequence[int], rounds: int) -> dict[int, 
 
 
 def bytes_per_step(model: Decoder) -> int:
-    """What a step of the trunk reads: packed weights as they lie in memory, and the recurrent state."""
-    seen = 0
+    """What a step of one token reads of the trunk: packed weights as they lie in memory, and the recurrent state.
+
+    The compiled kernel reads the experts that were chosen, torch's products read all of them.
+    """
+    seen, read = 0, set()
     for part in [model, *model.layers.modules()]:
+        if part in read:
+            continue
+        if isinstance(part, SparseMlp) and isinstance(part.steps.kernel, StepExperts):
+            seen += part.steps.kernel.bytes_read(part.moe.top_k)
+            read |= {part.experts, *part.shared_expert.modules()}
         weights: list[object] = [value.packed for value in vars(part).values() if isinstance(value, Fused)]
         weights += [part.lm_head.weight] if isinstance(part, Decoder) else []
         weights += [part.gate_up_proj, part.down_proj] if isinstance(part, Experts) else []

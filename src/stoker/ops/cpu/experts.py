@@ -43,11 +43,11 @@ class StepExperts:
     down: Int4Columns
     shared: tuple[Tensor, Tensor] | None = None  # the shared expert's gate and up [H, 2I] and down [I, H], fp32
 
-    @property
-    def nbytes(self) -> int:
-        """Of all experts."""
+    def bytes_read(self, experts: int) -> int:
+        """By a step that chooses so many of them."""
         both = self.gate_up, self.down
-        return sum(part.codes.nbytes + part.scales.nbytes for part in both) + sum(x.nbytes for x in self.shared or ())
+        routed = sum(part.codes[0].nbytes + part.scales[0].nbytes for part in both)
+        return experts * routed + sum(weight.nbytes for weight in self.shared or ())
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, gate: Tensor | None) -> Tensor:
         """bf16 x [T, H], chosen [T, top_k], their weights, the shared expert's gate [T, 1] before its sigmoid -> [T, H]
