@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lossless server lint format clean
+.PHONY: demo test lossless server seeds lint format clean
 
 demo: $(READY)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
@@ -17,6 +17,9 @@ lossless: $(READY)  ## every token the same in twelve configurations; an hour or
 
 server: $(READY)  ## the server's long tests: 2,000 made-up requests and 200 answers to schemas; ten minutes or so
 	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_bad_requests.py tests/server/test_structured.py
+
+seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
+	$(BIN)/python -m stoker.plan.seeds docs/seeds.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

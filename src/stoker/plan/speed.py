@@ -24,6 +24,8 @@ from stoker.plan.weigh import Weighed
 from stoker.weights.groups import DENSE, EMBEDDING, HEAD, ROUTED
 
 BEST_EFFICIENCY = 0.97  # of the bandwidth on paper; nothing measured exceeds it
+BY_LAYERS = ("llama.cpp", "ollama")  # several cards take turns, each with its layers; others read at the same time
+UNSEEN_BOX = 0.3  # added to the log error of boxes without a fitted row
 PREFILL_CHUNK = 8192  # tokens of a prompt that engines compute at a time
 SERVER_S = 0.1  # of a first token that is neither reading nor arithmetic: tokenizing, scheduling, sampling (assumed)
 ENGINES = ("stoker", "vLLM", "SGLang", "llama.cpp", "ollama", "TensorRT-LLM")
@@ -43,7 +45,7 @@ class Fit:
 
     def efficiency(self, box: Box, engine: str, fine: bool) -> float:
         """`fine`: k-quants of fewer than eight bits, whose unpacking llama.cpp pays for."""
-        given = log(box.achievable_gb_s / box.bandwidth_gb_s) + self.get(f"box:{box.key}")
+        given = log(box.achievable_gb_s / box.bandwidth_gb_s) + self.get(box_name(box))
         return min(exp(given + self.get(f"format:{engine}:{'fine' if fine else 'plain'}")), BEST_EFFICIENCY)
 
     def layer_seconds(self, box: Box, engine: str, backend: str = "") -> float:
@@ -69,6 +71,11 @@ class Fit:
         if drafter == DFLASH:
             given += self.get("pool:dflash") + (self.get("pool:dflash:prose") if kind == PROSE else 0.0)
         return max(exp(min(given, 0.0)) * model.experts, min(2.0 * model.top_k, model.experts))
+
+
+def box_name(box: Box) -> str:
+    """A pair of boxes reads as each of them does."""
+    return f"box:{box.key.removeprefix('2x')}"
 
 
 def prior(name: str) -> tuple[float, float]:
@@ -157,7 +164,8 @@ def predict(
     reads = step_reads(
         model, weights, draft, context=context, users=users, pool=fit.pool(model, kind, draft.kind), kv_item=kv_item
     )
-    bandwidth = box.bandwidth_gb_s * 1e9 * box.devices
+    split_by_layers = engine_as in BY_LAYERS
+    bandwidth = box.bandwidth_gb_s * 1e9 * (1 if split_by_layers else box.devices)
     efficiency = fit.efficiency(box, engine_as, _fine(weights))
     layer_s = fit.layer_seconds(box, engine_as, backend)
     tokens = users * draft.verified
@@ -167,9 +175,13 @@ def predict(
         "reading for drafts": reads.draft / (bandwidth * efficiency),
         "draft passes": reads.passes * fit.pass_seconds(box, engine_as),
         "arithmetic of more tokens": (tokens - 1) * token_seconds(model, box, fit.arithmetic(engine_as)),
-        "waiting for the other device": model.layers * fit.link_seconds() if box.devices > 1 else 0.0,
+        "waiting for the other device": model.layers * fit.link_seconds()
+        if box.devices > 1 and not split_by_layers
+        else 0.0,
     }
     low, high = fit.spread.get(engine_as, fit.spread["all"])
+    if box_name(box) not in fit.values:  # nobody's rows of such a box were fitted
+        low, high = low - UNSEEN_BOX, high + UNSEEN_BOX
     return Speed(
         workload=kind,
         accepted=accepted,

@@ -11,7 +11,7 @@ from stoker.plan.speed import first_token_s, predict
 from stoker.plan.weigh import Weighed
 
 ANSWER = 256  # tokens
-GOOD_S, BEARABLE_S = 20.0, 60.0
+GOOD_S, BEARABLE_S, STALL_S = 20.0, 60.0, 2.0
 GOOD, DEGRADED, UNSUITABLE = "good", "degraded", "not suitable"
 
 
@@ -58,8 +58,8 @@ def _judge(use: Use, model: Model, weights: Weighed, box: Box, ask: Ask) -> Verd
     speed = predict(model, weights, box, ask.draft, accepted=tokens, kind=use.kind, context=mean_context,
                     users=use.users, kv_item=KV_ITEM[ask.kv], engine=ask.engine)  # fmt: skip
     seconds = wait + ANSWER / speed.per_user
-    several = use.users > 1 and use.prompt > 1000
-    grade = UNSUITABLE if seconds > BEARABLE_S else DEGRADED if seconds > GOOD_S or several else GOOD
+    stalls = use.users > 1 and own > STALL_S  # one's prompt stops the others' answers for that long
+    grade = UNSUITABLE if seconds > BEARABLE_S else DEGRADED if seconds > GOOD_S or stalls else GOOD
     because = (
         f"first token after {wait:.1f} s, then {speed.per_user:.1f} tok/s each: {seconds:.0f} s for {ANSWER} tokens"
     )
