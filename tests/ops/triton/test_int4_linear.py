@@ -155,7 +155,7 @@ def check_messages() -> None:
 
 
 def check_launch_shapes() -> None:
-    from stoker.ops.triton.int4_linear import launch_shape
+    from stoker.ops.triton.linear import launch_shape
 
     for rows, inputs in ((20480, 3072), (17408, 3072), (3072, 8192), (64, 3072), (5120, 17408)):
         orders = {

@@ -1,0 +1,89 @@
+"""One forward of a bucket: a fixed list of launches over fixed tensors, without allocation or a look at the host."""
+
+from torch import Tensor
+
+from stoker.engine.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs, heads_of
+from stoker.engine.gpu.weights import AttentionLayer, LayerWeights, StepWeights
+from stoker.model.cache import PAGE_SIZE, KVPages
+from stoker.model.config import FULL, LINEAR, ModelConfig
+from stoker.ops.triton.attention import Pages, attention
+from stoker.ops.triton.deltanet import DeltaRing, deltanet
+from stoker.ops.triton.experts import experts
+from stoker.ops.triton.linear import Norm, Stream, linear
+from stoker.ops.triton.route import Routing, route
+from stoker.ops.triton.rows import begin, best_tokens
+
+
+class Step:
+    """Embeds `inputs.token_ids`, runs every layer and leaves the best token after each row in `buffers.tokens`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: StepWeights,
+        cache: GpuCache,
+        bucket: Bucket,
+        *,
+        logits: bool = False,
+        pdl: bool = False,
+    ) -> None:
+        self.config, self.weights, self.cache, self.bucket, self.pdl = config, weights, cache, bucket, pdl
+        device = weights.embedding.device
+        self.inputs = StepInputs.allocate(bucket, PAGE_SIZE, device)
+        self.buffers = StepBuffers.allocate(config, bucket, len(weights.layers), device, logits)
+
+    def forward(self) -> None:
+        weights, buffers = self.weights, self.buffers
+        layers = weights.layers
+        start = Stream(buffers.x, layers[0].input_norm, buffers.scaled)
+        begin(start, buffers.squares, self.inputs.token_ids, weights.embedding, self.pdl)
+        following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
+        for layer, state, routing, norm in zip(layers, self.cache.layers, buffers.routing, following, strict=True):
+            run_layer(self.config, layer, state, self.inputs, buffers, routing, norm, self.pdl)
+        self.choose()
+
+    def choose(self) -> None:
+        """The head over the stream as it stands, and the best token of each row."""
+        buffers = self.buffers
+        norm = Norm(buffers.squares, self.config.rms_norm_eps)
+        linear(buffers.scaled, self.weights.head, buffers.best, buffers.workspace, norm, self.pdl)
+        best_tokens(buffers.best, self.config.vocab_size, buffers.tokens, self.pdl)
+
+
+def run_layer(
+    config: ModelConfig,
+    layer: LayerWeights,
+    state: KVPages | DeltaRing,
+    inputs: StepInputs,
+    buffers: StepBuffers,
+    routing: Routing,
+    next_scale: Tensor,
+    pdl: bool,
+) -> None:
+    """Six launches. `buffers` hold the stream prepared for the layer's first norm, afterwards for `next_scale`."""
+    assert config.moe is not None
+    eps, space = config.rms_norm_eps, buffers.workspace
+    kind = FULL if isinstance(state, KVPages) else LINEAR
+    projected, mixed = buffers.projected[kind], buffers.mixed[kind]
+    linear(buffers.scaled, layer.mixer.inputs, projected, space, Norm(buffers.squares, eps), pdl)
+    if isinstance(state, KVPages):
+        assert isinstance(layer.mixer, AttentionLayer)
+        pages = Pages(state.keys, state.values, inputs.tables, state.key_scales, state.value_scales)
+        attention(
+            projected, mixed, pages, layer.mixer.weights, heads_of(config), inputs.sequences, buffers.partials, space,
+            pdl,
+        )  # fmt: skip
+    else:
+        assert not isinstance(layer.mixer, AttentionLayer)
+        deltanet(projected, mixed, state, layer.mixer.weights, inputs.sequences, pdl)
+    linear(mixed, layer.mixer.out, Stream(buffers.x, layer.post_norm, buffers.scaled), space, None, pdl)
+    moe = layer.moe
+    route(
+        buffers.x, buffers.scaled, moe.router, routing, space, eps=eps, renormalize=config.moe.renormalize,
+        shared=moe.shared_gate_up is not None, pdl=pdl,
+    )  # fmt: skip
+    stream = Stream(buffers.x, layer.post_norm, buffers.scaled)
+    experts(
+        stream, routing, moe.gate_up, moe.down, moe.shared_gate_up, moe.shared_down, buffers.experts, buffers.squares,
+        space, next_scale, pdl,
+    )  # fmt: skip

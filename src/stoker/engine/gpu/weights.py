@@ -1,0 +1,176 @@
+"""A network's weights as the step kernels read them, and how a loaded model becomes that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker.errors import ConfigError
+from stoker.model.attention import Attention
+from stoker.model.config import ModelConfig
+from stoker.model.decoder import Decoder
+from stoker.model.deltanet import GatedDeltaNet
+from stoker.model.experts import SparseMlp
+from stoker.model.layer import DecoderLayer
+from stoker.model.layers import RMSNorm
+from stoker.ops.int4_linear import pack_int4
+from stoker.ops.linear import Weight
+from stoker.ops.packed import PackedWeight, from_int4, join_rows, pack_bf16, pack_fp8, pack_int8, pack_nvfp4
+from stoker.ops.rope import rope_table
+from stoker.ops.triton.attention import AttentionWeights
+from stoker.ops.triton.deltanet import DeltaWeights
+from stoker.ops.triton.rows import MtpNorms
+from stoker.weights.formats.fp8 import Fp8Block
+from stoker.weights.formats.int4 import Int4
+from stoker.weights.formats.int8 import Int8Row
+from stoker.weights.formats.joined import Joined
+from stoker.weights.formats.nvfp4 import Nvfp4
+
+
+@dataclass(frozen=True)
+class DeltaLayer:
+    inputs: PackedWeight  # q, k, v, z, a, b
+    weights: DeltaWeights
+    out: PackedWeight
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    inputs: PackedWeight  # q and gate head by head, k, v
+    weights: AttentionWeights
+    out: PackedWeight
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    router: PackedWeight  # the shared expert's gate is its last row
+    gate_up: PackedWeight
+    down: PackedWeight
+    shared_gate_up: PackedWeight | None
+    shared_down: PackedWeight | None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    input_norm: Tensor  # [H] fp32, the offset added
+    mixer: DeltaLayer | AttentionLayer
+    post_norm: Tensor
+    moe: MoeLayer
+
+
+@dataclass(frozen=True)
+class MtpWeights:
+    first: MtpNorms  # of a draft from the trunk's stream
+    again: MtpNorms  # of a draft from the head's own
+    fc: PackedWeight
+    layer: LayerWeights
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    embedding: Tensor  # [vocab, H] bf16
+    layers: Sequence[LayerWeights]
+    norm: Tensor
+    head: PackedWeight
+    mtp: MtpWeights | None = None
+
+
+def pack_decoder(model: Decoder, positions: int) -> StepWeights:
+    """A loaded model for the step kernels, on the device it lies on. `positions` is the longest context."""
+    config = model.config
+    rope = rope_table(
+        torch.arange(positions, device=model.embed_tokens.weight.device), config.rope_theta, config.rotary_dim
+    )
+    norm = _scale(model.norm)
+    mtp = None
+    if model.mtp is not None:
+        head, last = model.mtp, _scale(model.mtp.norm)
+        both = _scale(head.pre_fc_norm_hidden), _scale(head.pre_fc_norm_embedding)
+        layer = head.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        mtp = MtpWeights(
+            first=MtpNorms(norm, *both, config.rms_norm_eps),
+            again=MtpNorms(last, *both, config.rms_norm_eps),
+            fc=pack([head.fc.weight]),
+            layer=_layer(layer, config, rope),
+            norm=last,
+        )
+    layers = [_layer(layer, config, rope) for layer in model.layers if isinstance(layer, DecoderLayer)]
+    embedding = model.embed_tokens.weight
+    return StepWeights(embedding, layers, norm, pack([model.lm_head.weight]), mtp)
+
+
+def pack(weights: Sequence[Weight]) -> PackedWeight:
+    """Projections of one input as one weight, rows one above the other, in the format they are stored in."""
+    if all(isinstance(weight, Tensor) for weight in weights):
+        return pack_bf16(torch.cat([weight.bfloat16() for weight in weights if isinstance(weight, Tensor)], dim=-2))
+    parts = [part for weight in weights for part in (weight.parts if isinstance(weight, Joined) else (weight,))]
+    int4 = [part for part in parts if isinstance(part, Int4)]
+    if len(int4) == len(parts):
+        for part in int4:
+            if part.group != 128:
+                raise ConfigError(f"the GPU kernels read INT4 in groups of 128 inputs, found groups of {part.group}.")
+        words = torch.cat([part.qweight for part in int4], dim=-1)
+        return from_int4(pack_int4(words, torch.cat([part.scales for part in int4], dim=-1)))
+    return join_rows(*(_packed(part) for part in parts))
+
+
+def _packed(weight: Weight) -> PackedWeight:
+    match weight:
+        case Tensor():
+            return pack_bf16(weight.bfloat16())
+        case Fp8Block():
+            return pack_fp8(weight.weight, weight.weight_scale_inv)
+        case Int8Row():
+            return pack_int8(weight.weight, weight.weight_scale)
+        case Nvfp4():
+            factor = (1.0 / weight.weight_global_scale).expand(weight.weight_packed.shape[:-1])
+            return pack_nvfp4(weight.weight_packed, weight.weight_scale, factor)
+    raise ConfigError(f"the GPU kernels do not read {type(weight).__name__} beside other formats.")
+
+
+def _scale(norm: RMSNorm) -> Tensor:
+    return norm.scale()[: norm.weight.shape[0]].contiguous()
+
+
+def _layer(layer: DecoderLayer, config: ModelConfig, rope: tuple[Tensor, Tensor]) -> LayerWeights:
+    if not isinstance(layer.mlp, SparseMlp):
+        raise ConfigError("the GPU step computes mixtures of experts; this layer is dense.")
+    delta = hasattr(layer, "linear_attn")
+    mixer = _delta(layer.linear_attn) if delta else _attention(layer.self_attn, config, rope)
+    return LayerWeights(_scale(layer.input_layernorm), mixer, _scale(layer.post_attention_layernorm), _moe(layer.mlp))
+
+
+def _delta(net: GatedDeltaNet) -> DeltaLayer:
+    parts = [net.in_proj_qkv, net.in_proj_z, net.in_proj_a, net.in_proj_b]
+    return DeltaLayer(
+        inputs=pack([part.weight for part in parts]),
+        weights=DeltaWeights(
+            conv=net.conv1d.weight[:, 0].t().float().contiguous(),
+            decay=-torch.exp(net.A_log.float()),
+            bias=net.dt_bias.float(),
+            norm=net.norm.weight.float(),
+            eps=net.norm.eps,
+        ),
+        out=pack([net.out_proj.weight]),
+    )
+
+
+def _attention(net: Attention, config: ModelConfig, rope: tuple[Tensor, Tensor]) -> AttentionLayer:
+    return AttentionLayer(
+        inputs=pack([net.q_proj.weight, net.k_proj.weight, net.v_proj.weight]),
+        weights=AttentionWeights(_scale(net.q_norm), _scale(net.k_norm), *rope, config.rms_norm_eps),
+        out=pack([net.o_proj.weight]),
+    )
+
+
+def _moe(mlp: SparseMlp) -> MoeLayer:
+    shared = bool(mlp.moe.shared_intermediate_size)
+    rows = [mlp.gate.weight, mlp.shared_expert_gate.weight] if shared else [mlp.gate.weight]
+    first = second = None
+    if shared:
+        first = pack([mlp.shared_expert.gate_proj.weight, mlp.shared_expert.up_proj.weight])
+        second = pack([mlp.shared_expert.down_proj.weight])
+    return MoeLayer(pack(rows), pack([mlp.experts.gate_up_proj]), pack([mlp.experts.down_proj]), first, second)
