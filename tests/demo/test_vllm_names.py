@@ -1,8 +1,8 @@
 """The bf16 export against what vLLM's Qwen3_5MoeForCausalLM and its MTP class take up, name by name and shape by shape.
 
-vLLM itself is not run here (it needs a GPU): these are the rules its loaders follow, as read in their source, which takes
-text-only checkpoints since pull request 50210. Every tensor of the export must find its place, and every place of theirs
-must be filled exactly once.
+vLLM itself is not run here (it needs a GPU): these are the rules its loaders follow, as read in their source, which
+takes text-only checkpoints since pull request 50210. Every tensor of the export must find its place, and every place of
+theirs must be filled exactly once.
 """
 
 import json
