@@ -2,7 +2,9 @@
 
 INT4 stays INT4; experts of a small model get a second copy, laid out for the compiled kernel of steps. INT8 codes and
 small matrices become fp16, larger ones bf16, as the sum of two numbers where one does not hold the value (FP8 with its
-scale). Values are those of the checkpoint, always. A form whose rows are not independent on this machine is not used.
+scale). Where the processor multiplies bf16 itself, whatever has many rows is bf16: prompts, if bf16 holds the values of
+a small model, and a DFlash drafter, whose rounding changes guesses and never the output. Otherwise values are those of
+the checkpoint, always. A form whose rows are not independent on this machine is not used.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.model.decoder import Decoder
+from stoker.model.dflash import DFlash
 from stoker.model.experts import Experts, SparseMlp
 from stoker.model.layers import Fused, Linear
 from stoker.ops.cpu import attention, kernels  # noqa: F401  (registers the operations)
@@ -38,12 +41,17 @@ _held: dict[tuple[str, int, int], bool] = {}  # (kind, out, in) -> rows are inde
 def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
     """Packs every projection and expert of a bf16 network in host memory, in place. Weights that were replaced since
     the last time are packed again."""
-    jobs = list(_jobs(module))
-    total = sum(nbytes for nbytes, _ in jobs)
-    if compiled_kernels() and total <= SMALL_MODEL:
+    small = sum(nbytes for nbytes, _ in _jobs(module, pack, False)) <= SMALL_MODEL
+    compiled = small and compiled_kernels()
+    how: Callable[..., Packed] = pack
+    if _fast_bf16() and isinstance(module, DFlash):
+        how = pack_rounded
+    elif _fast_bf16() and small:
+        how = partial(pack, twice=True)
+    jobs = list(_jobs(module, how, wide=compiled and _fast_bf16()))
+    if compiled:
         jobs += _compiled_jobs(module)
-        total = sum(nbytes for nbytes, _ in jobs)
-    done = 0
+    done, total = 0, sum(nbytes for nbytes, _ in jobs)
     for nbytes, job in jobs:
         job()
         done += nbytes
@@ -51,16 +59,16 @@ def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
             progress(done, total)
 
 
-def _jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]]:
-    """What there is to pack, with the bytes of its weights."""
+def _jobs(module: nn.Module, how: Callable[..., Packed], wide: bool) -> Iterator[tuple[int, Callable[[], None]]]:
+    """What there is to pack, with the bytes of its weights; `wide` experts serve prompts only."""
     for part in module.modules():
         if isinstance(part, Experts):
-            yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part)
+            yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part, wide)
         elif isinstance(part, Decoder):
             yield _bytes(part.lm_head.weight), partial(_replace, part.lm_head)
         for fused in vars(part).values():
             if isinstance(fused, Fused):
-                yield _bytes(*fused.weights), partial(fused.pack, pack)
+                yield _bytes(*fused.weights), partial(fused.pack, how)
 
 
 def _compiled_jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]]:
@@ -76,10 +84,12 @@ def _lay_out(mlp: SparseMlp) -> None:
     uniform = all(len({part.group for part in found}) == 1 for found in (gate_up, down))
     if [len(gate_up), len(down)] != [len(found) for found in parts] or not uniform:
         return
-    from stoker.ops.cpu.experts import Int4Columns, StepExperts
+    from stoker.ops.cpu.experts import STRIP, Int4Columns, StepExperts
 
-    shared = None
-    if mlp.moe.shared_intermediate_size:
+    shared, width = None, mlp.moe.shared_intermediate_size
+    if width % STRIP:
+        return
+    if width:
         own = mlp.shared_expert
         up = torch.cat([as_tensor(own.gate_proj.weight), as_tensor(own.up_proj.weight)])
         shared = up.float().t().contiguous(), as_tensor(own.down_proj.weight).float().t().contiguous()
@@ -93,8 +103,8 @@ def _replace(projection: Linear) -> None:
     projection.weight = packed
 
 
-def _replace_experts(experts: Experts) -> None:
-    gate_up, down = pack_experts(unpacked(experts.gate_up_proj), unpacked(experts.down_proj))
+def _replace_experts(experts: Experts, wide: bool) -> None:
+    gate_up, down = pack_experts(unpacked(experts.gate_up_proj), unpacked(experts.down_proj), wide)
     del experts.gate_up_proj, experts.down_proj
     experts.gate_up_proj, experts.down_proj = gate_up, down
 
@@ -103,14 +113,27 @@ def _bytes(*weights: Weight) -> int:
     return sum(weight_bytes(weight) for weight in weights)
 
 
-def pack(*weights: Weight, precise: bool = False) -> Packed:
-    """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16."""
+def pack(*weights: Weight, precise: bool = False, twice: bool = False) -> Packed:
+    """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16. `twice`: a
+    second product is made for prompts, if bf16 holds the values."""
     weights = tuple(unpacked(weight) for weight in weights)
-    return Packed(weights, tuple(_outputs(weight) for weight in weights), _product(weights, precise))
+    product, many = _product(weights, precise), None
+    if twice and isinstance(product, Int4Product):
+        many = _exact_product(torch.cat([as_tensor(weight) for weight in weights]))
+    return Packed(weights, tuple(_outputs(weight) for weight in weights), product, many)
 
 
-def pack_experts(gate_up: Weight, down: Weight) -> tuple[PackedExperts, PackedExperts]:
-    """gate_up [E, 2I, H] and down [E, H, I]."""
+def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
+    """The same, rounded to bf16."""
+    weights = tuple(unpacked(weight) for weight in weights)
+    found = _bf16_product(torch.cat([as_tensor(weight) for weight in weights]).bfloat16())
+    if precise or found is None:
+        return pack(*weights, precise=precise)
+    return Packed(weights, tuple(_outputs(weight) for weight in weights), found)
+
+
+def pack_experts(gate_up: Weight, down: Weight, wide: bool = False) -> tuple[PackedExperts, PackedExperts]:
+    """gate_up [E, 2I, H] and down [E, H, I]; `wide`: in bf16 if that holds the values."""
     count, width = _experts(down), _inputs(down)
     if count > FEW_EXPERTS:
         return (
@@ -127,13 +150,15 @@ def pack_experts(gate_up: Weight, down: Weight) -> tuple[PackedExperts, PackedEx
         return x.transpose(0, 1).flatten(1)
 
     return (
-        PackedExperts(gate_up, count, (_joined(gate_up, gates_first),)),
-        PackedExperts(down, count, (_joined(down, side_by_side),)),
+        PackedExperts(gate_up, count, (_joined(gate_up, gates_first, wide),)),
+        PackedExperts(down, count, (_joined(down, side_by_side, wide),)),
     )
 
 
-def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor]) -> Product:
+def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor], wide: bool) -> Product:
     """All experts as one matrix, arranged from [E, out, in]."""
+    if wide and (found := _exact_product(arrange(as_tensor(weight)))) is not None:
+        return found
     int4 = [part for part in _int4_parts(weight) if part is not None]
     if len(int4) == len(_int4_parts(weight)) and len({part.group for part in int4}) == 1:
         codes = torch.cat([unpack_nibbles(part.qweight).transpose(1, 2) for part in int4], dim=1).int()
@@ -178,9 +203,18 @@ def _dense_product(dense: Tensor, row_scale: Tensor | None = None, precise: bool
         found = _if_held("small", outputs, inputs, SmallProduct.of(dense))
     if found is None and (dense.numel() <= CACHED or row_scale is not None or precise) and _fp16_is_there():
         found = _if_held("fp16", outputs, inputs, Fp16Product.of(dense.float(), row_scale))
-    if found is None and row_scale is None and not precise and _bf16_is_there() and _sum_of_two(dense):
-        found = _if_held("bf16", outputs, inputs, Bf16Product.of(dense))
+    if found is None and row_scale is None and not precise and _sum_of_two(dense):
+        found = _bf16_product(dense)
     return found or TiledProduct(dense.float() if row_scale is None else dense.float() * row_scale[:, None])
+
+
+def _exact_product(dense: Tensor) -> Product | None:
+    """In bf16, if that holds every value."""
+    return _bf16_product(dense) if torch.equal(dense.bfloat16().float(), dense.float()) else None
+
+
+def _bf16_product(dense: Tensor) -> Product | None:
+    return _if_held("bf16", dense.shape[0], dense.shape[1], Bf16Product.of(dense)) if _bf16_is_there() else None
 
 
 def _if_held(kind: str, outputs: int, inputs: int, product: Product | None) -> Product | None:
@@ -215,6 +249,13 @@ def _sum_of_two(dense: Tensor) -> bool:
     high = dense.bfloat16().float()
     low = (dense.float() - high).bfloat16().float()
     return bool((high + low == dense).all())
+
+
+@lru_cache
+def _fast_bf16() -> bool:
+    """Whether the processor multiplies bf16 itself."""
+    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return _bf16_is_there() and any(ask is not None and ask() for ask in asked)
 
 
 @lru_cache

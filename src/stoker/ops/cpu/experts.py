@@ -2,8 +2,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The experts of a step as one compiled kernel: a chosen expert's weights are read and decoded once for all its tokens.
 
-Weights lie by inputs, so that a vector holds neighbouring outputs. Eight inputs at a time are decoded into a strip that
-stays in the first-level cache while every token of the expert is multiplied with it.
+Weights lie by inputs, so that a vector holds neighbouring outputs. Sixteen inputs at a time are decoded into a strip
+that stays in the first-level cache while every token of the expert is multiplied with it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch import Tensor
 from stoker.ops.cpu.compiled import bf16s, compiled, floats, longs, octets, sigmoid, silu, widen
 from stoker.weights.formats.int4 import ZERO_POINT, Int4, unpack_nibbles
 
-STRIP = 8  # inputs decoded at a time
+STRIP = 16  # inputs decoded at a time
 EIGHT = np.int32(ZERO_POINT)
 
 
@@ -71,25 +71,29 @@ class StepExperts:
 
 @compiled
 def _decode(codes, scales, first, strip):
-    """Inputs first .. first + 7 of all outputs."""
+    """Inputs first .. first + 15 of all outputs."""
     for pair in range(STRIP // 2):
-        row, low, high = codes[first // 2 + pair], strip[2 * pair], strip[2 * pair + 1]
         for j in range(scales.shape[0]):
-            both, scale = np.int32(row[j]), scales[j]
-            low[j] = np.float32((both & np.int32(15)) - EIGHT) * scale
-            high[j] = np.float32((both >> np.int32(4)) - EIGHT) * scale
+            both, scale = np.int32(codes[first // 2 + pair, j]), scales[j]
+            strip[2 * pair, j] = np.float32((both & np.int32(15)) - EIGHT) * scale
+            strip[2 * pair + 1, j] = np.float32((both >> np.int32(4)) - EIGHT) * scale
 
 
 @compiled
-def _add(x, first, strip, row, out):
-    """out += x[first .. first + 7] times eight rows of the strip, from `row` on."""
-    a, b, c, d = x[first], x[first + 1], x[first + 2], x[first + 3]
-    e, f, g, h = x[first + 4], x[first + 5], x[first + 6], x[first + 7]
-    s, t, u, v = strip[row], strip[row + 1], strip[row + 2], strip[row + 3]
-    w, y, z, q = strip[row + 4], strip[row + 5], strip[row + 6], strip[row + 7]
-    for j in range(out.shape[0]):
-        low = (a * s[j] + b * t[j]) + (c * u[j] + d * v[j])
-        out[j] += low + ((e * w[j] + f * y[j]) + (g * z[j] + h * q[j]))
+def _add(x, rows, count, first, strip, s, out):
+    """out[i] += x[rows[i]][first .. first + 15] times sixteen rows of the strip, from row s on."""
+    for i in range(count):
+        r = rows[i]
+        a, b, c, d = x[r, first], x[r, first + 1], x[r, first + 2], x[r, first + 3]
+        e, f, g, h = x[r, first + 4], x[r, first + 5], x[r, first + 6], x[r, first + 7]
+        k, z, m, n = x[r, first + 8], x[r, first + 9], x[r, first + 10], x[r, first + 11]
+        o, p, q, t = x[r, first + 12], x[r, first + 13], x[r, first + 14], x[r, first + 15]
+        for j in range(out.shape[1]):
+            u = (a * strip[s, j] + b * strip[s + 1, j]) + (c * strip[s + 2, j] + d * strip[s + 3, j])
+            v = (e * strip[s + 4, j] + f * strip[s + 5, j]) + (g * strip[s + 6, j] + h * strip[s + 7, j])
+            w = (k * strip[s + 8, j] + z * strip[s + 9, j]) + (m * strip[s + 10, j] + n * strip[s + 11, j])
+            y = (o * strip[s + 12, j] + p * strip[s + 13, j]) + (q * strip[s + 14, j] + t * strip[s + 15, j])
+            out[i, j] += (u + v) + (w + y)
 
 
 @compiled
@@ -98,8 +102,7 @@ def _multiply(x, rows, count, codes, scales, group, strip, out):
     out[:count] = np.float32(0)
     for first in range(0, 2 * codes.shape[0], STRIP):
         _decode(codes, scales[first // group], first, strip)
-        for i in range(count):
-            _add(x[rows[i]], first, strip, 0, out[i])
+        _add(x, rows, count, first, strip, 0, out)
 
 
 @compiled
@@ -107,8 +110,7 @@ def _multiply_plain(x, rows, count, weight, out):
     """The same with a matrix in fp32."""
     out[:count] = np.float32(0)
     for first in range(0, weight.shape[0], STRIP):
-        for i in range(count):
-            _add(x[rows[i]], first, weight, first, out[i])
+        _add(x, rows, count, first, weight, first, out)
 
 
 @compiled

@@ -16,11 +16,12 @@ from stoker.ops.linear import Weight
 
 
 def linear(x: Tensor, weight: Weight, family: Family, dtype: torch.dtype | None = None) -> Tensor | NotImplementedType:
-    """Both families alike: rows are independent up to 128, and more are taken 128 at a time."""
+    """Rows are independent up to 128, and more are taken 128 at a time."""
     if not isinstance(weight, Packed) or x.dtype != torch.bfloat16:
         return NotImplemented
     wanted = dtype or x.dtype
-    out = weight.product(x) if x.shape[0] <= ROWS else _by_rows(weight.product, x)
+    product = weight.product if family is Family.STEP or weight.many is None else weight.many
+    out = product(x) if x.shape[0] <= ROWS else _by_rows(product, x)
     return out if out.dtype == wanted else out.to(wanted)
 
 

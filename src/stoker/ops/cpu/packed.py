@@ -16,6 +16,7 @@ class Packed:
     sources: tuple[Weight, ...]
     sizes: tuple[int, ...]  # outputs of each
     product: Product
+    many: Product | None = None  # for prompts, if that is another
 
     @property
     def nbytes(self) -> int:
