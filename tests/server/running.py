@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-PATIENCE_S = 120.0  # for a loaded machine to start a server
+PATIENCE_S = 300.0  # for a loaded machine to start a server
 NO_THINK = {"enable_thinking": False}
 HELD = (
     "stoker:requests_live",
@@ -35,6 +35,7 @@ class Running:
             [sys.executable, "-c", start, "serve", "--port", "0", *options],
             stdout=self._log,
             stderr=self._log,
+            cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         )
         self._url: str | None = None

@@ -35,6 +35,8 @@ class ApiError(Exception):
         found = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         if self.status == 401:
             found["www-authenticate"] = 'Basic realm="stoker, any user name, the API key as password"'
+        if self.status in (408, 413):
+            found["connection"] = "close"  # what is left of the body is not wanted
         return found
 
     def openai(self) -> dict[str, Any]:

@@ -103,8 +103,6 @@ def too_large(found: int, limit: int) -> ApiError:
 async def refuse(error: ApiError, path: str, send: Send) -> None:
     body = json.dumps(error.body(path)).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-    if error.status in (408, 413):
-        headers["connection"] = "close"  # what is left of the body is not wanted
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})

@@ -4,7 +4,7 @@ and caches of the planned size."""
 import logging
 import math
 
-from stoker.engine.process import EngineProcess
+from stoker.engine.client import EngineClient
 from stoker.engine.request import Depth, Event, Finish
 from stoker.errors import CheckpointError, StokerError
 from stoker.server.plan import Plan
@@ -21,7 +21,7 @@ TOKENS, DEPTH = 40, 2
 LEAST_DRAFTS, LEAST_RIGHT = 8, 0.1  # first drafts of a block that are right; weights wired wrongly give 0 to 0.03
 
 
-async def self_test(engine: EngineProcess, model: ServedModel, choice: DraftChoice, plan: Plan) -> None:
+async def self_test(engine: EngineClient, model: ServedModel, choice: DraftChoice, plan: Plan) -> None:
     """Raises a StokerError that says what is wrong."""
     prompt = model.encode(TEXT)
     plain = await _answer(engine, prompt, 0)
@@ -44,7 +44,7 @@ async def self_test(engine: EngineProcess, model: ServedModel, choice: DraftChoi
     log.info("self-test passed: %d tokens finite%s", len(_tokens(plain)), drafted)
 
 
-async def _answer(engine: EngineProcess, prompt: list[int], depth: Depth) -> list[Event]:
+async def _answer(engine: EngineClient, prompt: list[int], depth: Depth) -> list[Event]:
     events: list[Event] = []
     async for event in engine.submit(prompt, Sampling(max_tokens=TOKENS, logprobs=1), depth):
         for each in event.logprobs:
@@ -69,7 +69,7 @@ def _first_right(events: list[Event]) -> float | None:
     return sum(first) / len(first) if len(first) >= LEAST_DRAFTS else None
 
 
-def _check_memory(engine: EngineProcess, plan: Plan) -> None:
+def _check_memory(engine: EngineClient, plan: Plan) -> None:
     found = engine.stats().result(60.0).cache_bytes
     if found != plan.cache_bytes:
         raise StokerError(

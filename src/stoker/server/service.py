@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from stoker.engine.config import check_request
 from stoker.engine.process import EngineProcess
@@ -159,29 +158,21 @@ class Service:
 
     # -- what is under way
 
-    @contextmanager
-    def generations(self, asks: list[Ask], arrived_at: float | None = None) -> Iterator[list[Generation]]:
-        """Submits checked requests. Whatever is still running when the block is left is cancelled."""
-        arrived_at = time.perf_counter() if arrived_at is None else arrived_at
+    def begin(self, asks: list[Ask], arrived_at: float) -> "Begun":
+        """Hands checked requests to the engine, all or none. Raises where there is no room for them."""
         self.admit(len(asks))
         engine = self.supervisor.engine
         assert engine is not None
-        started: list[Generation] = []
+        begun = Begun(self)
         try:
             for ask in asks:
-                try:
-                    stream = engine.submit(ask.prompt, ask.sampling, self.depth, ask.boundaries, ask.mask)
-                except StokerError as error:
-                    raise api_error(error) from error
+                stream = engine.submit(ask.prompt, ask.sampling, self.depth, ask.boundaries, ask.mask)
                 timeout = self.config.request_timeout
-                generation = Generation(stream, ask, self.model, self.metrics, arrived_at, timeout)
-                started.append(generation)
-                self.live.add(generation)
-            yield started
-        finally:
-            for generation in started:
-                self.live.discard(generation)
-                generation.close()
+                begun.add(Generation(stream, ask, self.model, self.metrics, arrived_at, timeout))
+        except StokerError as error:
+            begun.close()
+            raise api_error(error) from error
+        return begun
 
     def abort_all(self, reason: str) -> None:
         for generation in list(self.live):
@@ -222,3 +213,24 @@ class Service:
         stats = self.supervisor.stats
         if stats:
             yield from engine_gauges(stats)
+
+
+class Begun:
+    """Answers of one request under way. `close` cancels what is still running of them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.generations: list[Generation] = []
+
+    @property
+    def asks(self) -> list[Ask]:
+        return [generation.ask for generation in self.generations]
+
+    def add(self, generation: Generation) -> None:
+        self.generations.append(generation)
+        self._service.live.add(generation)
+
+    def close(self) -> None:
+        for generation in self.generations:
+            self._service.live.discard(generation)
+            generation.close()

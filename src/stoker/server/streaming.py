@@ -41,11 +41,18 @@ class EventStream(Response):
     which is what frees the engine; a client that takes nothing for `stall_timeout` seconds counts as gone."""
 
     def __init__(
-        self, events: AsyncIterator[str], on_error: Callable[[ApiError], str], stall_timeout: float, end: str = ""
+        self,
+        events: AsyncIterator[str],
+        on_error: Callable[[ApiError], str],
+        stall_timeout: float,
+        end: str,
+        close: Callable[[], None],
     ) -> None:
-        """`on_error` is the event that tells a client why its stream ends early; `end` follows the last event."""
+        """`on_error` is the event that tells a client why its stream ends early; `end` follows the last event; `close`
+        is called when nothing more will be read of the events, whether or not they were ever begun."""
         super().__init__()
-        self._events, self._on_error, self._stall_timeout, self._end = events, on_error, stall_timeout, end
+        self._events, self._on_error, self._stall_timeout = events, on_error, stall_timeout
+        self._end, self._close = end, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(text: str, more: bool = True) -> None:
@@ -69,8 +76,11 @@ class EventStream(Response):
                     broken = ApiError(500, f"The answer broke off: {type(error).__name__}.")
                     await write(self._on_error(broken) + self._end, more=False)
 
-        with suppress(ClientGone):
-            await _while_connected(receive, stream())
+        try:
+            with suppress(ClientGone):
+                await _while_connected(receive, stream())
+        finally:
+            self._close()
 
 
 async def while_connected(request: Request, answer: Awaitable[T]) -> T:

@@ -4,14 +4,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats
+from stoker.server.api.respond import respond
 from stoker.server.conversation import template_messages, template_tools, tool_schemas
 from stoker.server.errors import ApiError
 from stoker.server.generation import Ask, Delta
@@ -21,8 +21,8 @@ from stoker.server.parse.pieces import CallArguments, CallStart, Content, Messag
 from stoker.server.parse.tools import OPEN
 from stoker.server.protocol.chat import ChatRequest, NamedTool
 from stoker.server.sampled import choice_samplings, choices_of, sampling_of
-from stoker.server.service import Service
-from stoker.server.streaming import DONE, EventStream, data, while_connected
+from stoker.server.service import Begun, Service
+from stoker.server.streaming import DONE, data
 from stoker.server.structured import answer_mask, call_mask
 from stoker.server.usage import final_usage, response_metrics, usage
 
@@ -44,10 +44,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service.model.check_name(body.model)
     service.admit()
     asks = await asyncio.to_thread(chat_asks, service, body)
-    response = ChatResponse(service, body, asks, arrived_at)
-    if body.stream:
-        return EventStream(response.stream(), lambda error: data(error.openai()), service.config.stall_timeout, DONE)
-    return JSONResponse(await while_connected(request, response.whole()))
+    begun = service.begin(asks, arrived_at)
+    response = ChatResponse(service, body, begun)
+    return await respond(request, service, begun, response, body.stream, lambda error: data(error.openai()), DONE)
 
 
 def chat_asks(service: Service, body: ChatRequest, clamp: bool = False) -> list[Ask]:
@@ -144,8 +143,8 @@ class Choice:
 class ChatResponse:
     """One response, sent whole or as a stream."""
 
-    def __init__(self, service: Service, body: ChatRequest, asks: list[Ask], arrived_at: float) -> None:
-        self._service, self._body, self._asks, self._arrived_at = service, body, asks, arrived_at
+    def __init__(self, service: Service, body: ChatRequest, begun: Begun) -> None:
+        self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
         self._model = service.model
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model.name}
 
@@ -153,12 +152,11 @@ class ChatResponse:
         messages = [Message(calls=[]) for _ in self._asks]
         deltas: list[list[Delta]] = [[] for _ in self._asks]
         thinking = 0
-        with self._service.generations(self._asks, self._arrived_at) as generations:
-            async for place, delta in merged(generations):
-                deltas[place].append(delta)
-                thinking += delta.reasoning_tokens
-                for piece in delta.pieces:
-                    messages[place].add(piece)
+        async for place, delta in merged(self._begun.generations):
+            deltas[place].append(delta)
+            thinking += delta.reasoning_tokens
+            for piece in delta.pieces:
+                messages[place].add(piece)
         stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
         found = {
             **self._head,
@@ -205,28 +203,26 @@ class ChatResponse:
         choices = [Choice() for _ in self._asks]
         ended: dict[int, Stats] = {}
         prompt = len(self._asks[0].prompt)
-        with ExitStack() as stack:
-            generations = stack.enter_context(self._service.generations(self._asks, self._arrived_at))
-            async for place, delta in merged(generations):
-                choice = choices[place]
-                choice.tokens += len(delta.tokens)
-                choice.reasoning_tokens += delta.reasoning_tokens
-                entry = self._chunk_choice(place, choice, delta)
-                if delta.finish:
-                    ended[place] = delta.stats or Stats()
-                if entry is None:
-                    continue
-                chunk = {**self._head, "object": "chat.completion.chunk", "choices": [entry]}
-                if self._body.return_token_ids and not choice.began:
-                    chunk["prompt_token_ids"] = self._asks[place].prompt
-                choice.began = True
-                if counting:
-                    chunk["usage"] = usage(prompt, sum(each.tokens for each in choices))
-                elif with_usage:
-                    chunk["usage"] = None
-                if len(ended) == len(choices) and not with_usage:
-                    chunk["metrics"] = self._metrics(ended)
-                yield data(chunk)
+        async for place, delta in merged(self._begun.generations):
+            choice = choices[place]
+            choice.tokens += len(delta.tokens)
+            choice.reasoning_tokens += delta.reasoning_tokens
+            entry = self._chunk_choice(place, choice, delta)
+            if delta.finish:
+                ended[place] = delta.stats or Stats()
+            if entry is None:
+                continue
+            chunk = {**self._head, "object": "chat.completion.chunk", "choices": [entry]}
+            if self._body.return_token_ids and not choice.began:
+                chunk["prompt_token_ids"] = self._asks[place].prompt
+            choice.began = True
+            if counting:
+                chunk["usage"] = usage(prompt, sum(each.tokens for each in choices))
+            elif with_usage:
+                chunk["usage"] = None
+            if len(ended) == len(choices) and not with_usage:
+                chunk["metrics"] = self._metrics(ended)
+            yield data(chunk)
         if with_usage:
             stats = [ended[place] for place in sorted(ended)]
             yield data(

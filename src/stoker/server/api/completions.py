@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from stoker.engine.request import Stats
 from stoker.server.api.chat import drafts_of, finish_reason, prompted
+from stoker.server.api.respond import respond
 from stoker.server.errors import ApiError
 from stoker.server.generation import Ask, Delta
 from stoker.server.logprobs import completion_logprobs
@@ -19,8 +20,8 @@ from stoker.server.merge import merged
 from stoker.server.parse.pieces import Content
 from stoker.server.protocol.completions import CompletionRequest
 from stoker.server.sampled import choice_samplings, choices_of
-from stoker.server.service import Service
-from stoker.server.streaming import DONE, EventStream, data, while_connected
+from stoker.server.service import Begun, Service
+from stoker.server.streaming import DONE, data
 from stoker.server.structured import answer_mask
 from stoker.server.usage import response_metrics, usage
 
@@ -37,10 +38,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service.model.check_name(body.model)
     service.admit()
     asks = await asyncio.to_thread(completion_asks, service, body)
-    response = CompletionResponse(service, body, asks, arrived_at)
-    if body.stream:
-        return EventStream(response.stream(), lambda error: data(error.openai()), service.config.stall_timeout, DONE)
-    return JSONResponse(await while_connected(request, response.whole()))
+    begun = service.begin(asks, arrived_at)
+    response = CompletionResponse(service, body, begun)
+    return await respond(request, service, begun, response, body.stream, lambda error: data(error.openai()), DONE)
 
 
 def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
@@ -72,8 +72,8 @@ def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
 
 
 class CompletionResponse:
-    def __init__(self, service: Service, body: CompletionRequest, asks: list[Ask], arrived_at: float) -> None:
-        self._service, self._body, self._asks, self._arrived_at = service, body, asks, arrived_at
+    def __init__(self, service: Service, body: CompletionRequest, begun: Begun) -> None:
+        self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
         self._model = service.model
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -84,9 +84,8 @@ class CompletionResponse:
 
     async def whole(self) -> dict[str, Any]:
         deltas: list[list[Delta]] = [[] for _ in self._asks]
-        with self._service.generations(self._asks, self._arrived_at) as generations:
-            async for place, delta in merged(generations):
-                deltas[place].append(delta)
+        async for place, delta in merged(self._begun.generations):
+            deltas[place].append(delta)
         stats = [found[-1].stats or Stats() for found in deltas]
         return {
             **self._head,
@@ -118,24 +117,23 @@ class CompletionResponse:
         ended: dict[int, Stats] = {}
         tokens, offsets, began = 0, [0] * len(self._asks), [False] * len(self._asks)
         prompt = len(self._asks[0].prompt)
-        with self._service.generations(self._asks, self._arrived_at) as generations:
-            async for place, delta in merged(generations):
-                tokens += len(delta.tokens)
-                text = ("" if began[place] else self._echo(place)) + text_of(delta)
-                if delta.finish:
-                    ended[place] = delta.stats or Stats()
-                elif not text and self._body.logprobs is None and not self._body.return_token_ids:
-                    continue
-                entry = self._chunk_choice(place, text, delta, offsets, began[place])
-                began[place] = True
-                chunk: dict[str, Any] = {**self._head, "choices": [entry]}
-                if counting:
-                    chunk["usage"] = usage(prompt, tokens)
-                elif with_usage:
-                    chunk["usage"] = None
-                if len(ended) == len(self._asks) and not with_usage:
-                    chunk["metrics"] = response_metrics(list(ended.values()), self._service.choice.depth)
-                yield data(chunk)
+        async for place, delta in merged(self._begun.generations):
+            tokens += len(delta.tokens)
+            text = ("" if began[place] else self._echo(place)) + text_of(delta)
+            if delta.finish:
+                ended[place] = delta.stats or Stats()
+            elif not text and self._body.logprobs is None and not self._body.return_token_ids:
+                continue
+            entry = self._chunk_choice(place, text, delta, offsets, began[place])
+            began[place] = True
+            chunk: dict[str, Any] = {**self._head, "choices": [entry]}
+            if counting:
+                chunk["usage"] = usage(prompt, tokens)
+            elif with_usage:
+                chunk["usage"] = None
+            if len(ended) == len(self._asks) and not with_usage:
+                chunk["metrics"] = response_metrics(list(ended.values()), self._service.choice.depth)
+            yield data(chunk)
         if with_usage:
             stats = [ended[place] for place in sorted(ended)]
             metrics = response_metrics(stats, self._service.choice.depth)

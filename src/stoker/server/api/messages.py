@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats
 from stoker.server.api.chat import chat_asks
+from stoker.server.api.respond import respond
 from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
 from stoker.server.conversation import template_messages, template_tools
-from stoker.server.generation import Ask, Delta
+from stoker.server.generation import Delta
 from stoker.server.protocol.messages import CountTokensRequest, MessagesRequest
-from stoker.server.service import Service
-from stoker.server.streaming import EventStream, event, while_connected
+from stoker.server.service import Begun, Service
+from stoker.server.streaming import event
 from stoker.server.usage import response_metrics
 
 router = APIRouter()
@@ -30,12 +31,12 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    (ask,) = await asyncio.to_thread(lambda: chat_asks(service, body.whole_chat(), clamp=True))
-    response = MessagesResponse(service, ask, arrived_at)
-    if body.stream:
-        stall = service.config.stall_timeout
-        return EventStream(response.stream(), lambda error: event("error", error.anthropic()), stall)
-    return JSONResponse(await while_connected(request, response.whole()))
+    asks = await asyncio.to_thread(lambda: chat_asks(service, body.whole_chat(), clamp=True))
+    begun = service.begin(asks, arrived_at)
+    response = MessagesResponse(service, begun)
+    return await respond(
+        request, service, begun, response, body.stream, lambda error: event("error", error.anthropic())
+    )
 
 
 @router.post("/v1/messages/count_tokens")
@@ -52,8 +53,9 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 
 
 class MessagesResponse:
-    def __init__(self, service: Service, ask: Ask, arrived_at: float) -> None:
-        self._service, self._ask, self._arrived_at = service, ask, arrived_at
+    def __init__(self, service: Service, begun: Begun) -> None:
+        self._service = service
+        (self._generation,) = begun.generations
         self._head = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
@@ -63,11 +65,10 @@ class MessagesResponse:
 
     async def whole(self) -> dict[str, Any]:
         blocks = Blocks()
-        with self._service.generations([self._ask], self._arrived_at) as (generation,):
-            async for delta in generation.deltas():
-                for piece in delta.pieces:
-                    for _ in blocks.push(piece):
-                        pass
+        async for delta in self._generation.deltas():
+            for piece in delta.pieces:
+                for _ in blocks.push(piece):
+                    pass
         return {
             **self._head,
             "content": [_whole(block) for block in blocks.all],
@@ -78,29 +79,28 @@ class MessagesResponse:
 
     async def stream(self) -> AsyncIterator[str]:
         blocks = Blocks()
-        with self._service.generations([self._ask], self._arrived_at) as (generation,):
-            nothing: dict[str, Any] = {"input_tokens": len(self._ask.prompt), "output_tokens": 0}
-            start: dict[str, Any] = {
-                **self._head,
-                "content": [],
-                "stop_reason": None,
-                "stop_sequence": None,
-                "usage": nothing,
-            }
-            yield event("message_start", {"type": "message_start", "message": start})
-            async for delta in generation.deltas():
-                changes = [change for piece in delta.pieces for change in blocks.push(piece)]
-                if delta.finish:
-                    changes += blocks.finish()
-                if changes:
-                    yield "".join(_event(change) for change in changes)
-            stats = delta.stats or Stats()
-            end = {
-                "type": "message_delta",
-                "delta": _ending(delta, blocks),
-                "usage": _usage(stats),
-                "metrics": response_metrics([stats], self._service.choice.depth),
-            }
+        nothing: dict[str, Any] = {"input_tokens": len(self._generation.ask.prompt), "output_tokens": 0}
+        start: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": nothing,
+        }
+        yield event("message_start", {"type": "message_start", "message": start})
+        async for delta in self._generation.deltas():
+            changes = [change for piece in delta.pieces for change in blocks.push(piece)]
+            if delta.finish:
+                changes += blocks.finish()
+            if changes:
+                yield "".join(_event(change) for change in changes)
+        stats = delta.stats or Stats()
+        end = {
+            "type": "message_delta",
+            "delta": _ending(delta, blocks),
+            "usage": _usage(stats),
+            "metrics": response_metrics([stats], self._service.choice.depth),
+        }
         yield event("message_delta", end) + event("message_stop", {"type": "message_stop"})
 
 

@@ -45,6 +45,7 @@ async def state(request: Request) -> dict[str, Any]:
         "percent": phase.percent,
         "engine": stats
         and {
+            "pid": service.supervisor.engine and service.supervisor.engine.pid,
             "running": stats.running,
             "waiting": stats.waiting,
             "slots": stats.slots,

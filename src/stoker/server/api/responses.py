@@ -7,17 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats, TokenLogprob
 from stoker.server.api.chat import chat_asks
+from stoker.server.api.respond import respond
 from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
 from stoker.server.errors import ApiError
-from stoker.server.generation import Ask, Delta
+from stoker.server.generation import Delta
 from stoker.server.logprobs import chat_logprobs
 from stoker.server.protocol.responses import ResponsesRequest
-from stoker.server.service import Service
-from stoker.server.streaming import EventStream, event, while_connected
+from stoker.server.service import Begun, Service
+from stoker.server.streaming import event
 from stoker.server.usage import response_metrics
 
 router = APIRouter()
@@ -29,16 +30,17 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    (ask,) = await asyncio.to_thread(lambda: chat_asks(service, body.chat(), clamp=True))
-    response = ResponsesResponse(service, body, ask, arrived_at)
-    if body.stream:
-        return EventStream(response.stream(), response.failed, service.config.stall_timeout)
-    return JSONResponse(await while_connected(request, response.whole()))
+    asks = await asyncio.to_thread(lambda: chat_asks(service, body.chat(), clamp=True))
+    begun = service.begin(asks, arrived_at)
+    response = ResponsesResponse(service, body, begun)
+    return await respond(request, service, begun, response, body.stream, response.failed)
 
 
 class ResponsesResponse:
-    def __init__(self, service: Service, body: ResponsesRequest, ask: Ask, arrived_at: float) -> None:
-        self._service, self._body, self._ask, self._arrived_at = service, body, ask, arrived_at
+    def __init__(self, service: Service, body: ResponsesRequest, begun: Begun) -> None:
+        self._service, self._body = service, body
+        (self._generation,) = begun.generations
+        sampling = self._generation.ask.sampling
         self._blocks = Blocks()
         self._events = 0
         self._logprobs: list[TokenLogprob] = []
@@ -51,8 +53,8 @@ class ResponsesResponse:
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "temperature": ask.sampling.temperature,
-            "top_p": ask.sampling.top_p,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
             "max_output_tokens": body.max_output_tokens,
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
@@ -67,20 +69,18 @@ class ResponsesResponse:
         }
 
     async def whole(self) -> dict[str, Any]:
-        with self._service.generations([self._ask], self._arrived_at) as (generation,):
-            async for delta in generation.deltas():
-                for _ in self._changes(delta):
-                    pass
+        async for delta in self._generation.deltas():
+            for _ in self._changes(delta):
+                pass
         return self._response(delta)
 
     async def stream(self) -> AsyncIterator[str]:
         begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        with self._service.generations([self._ask], self._arrived_at) as (generation,):
-            yield self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-            async for delta in generation.deltas():
-                text = "".join(part for change in self._changes(delta) for part in self._told(change, delta))
-                if text:
-                    yield text
+        yield self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        async for delta in self._generation.deltas():
+            text = "".join(part for change in self._changes(delta) for part in self._told(change, delta))
+            if text:
+                yield text
         ended = self._response(delta)
         yield self._event(f"response.{ended['status']}", response=ended)
 

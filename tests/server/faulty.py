@@ -1,0 +1,54 @@
+"""A server whose engine goes wrong when a request asks it to, by its seed, and whose steps take their time."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import stoker.server.run as server
+from stoker.cli.main import run as run_command
+from stoker.engine.messages import Loading
+from stoker.engine.request import Event
+from stoker.engine.spec import Buildable, Built
+from stoker.speculate.sampling import Sampling
+
+RAISE, HANG, SLOW = 666, 667, 668  # seeds
+
+
+@dataclass(frozen=True)
+class Faulty:
+    spec: Buildable
+    pause: float
+
+    def build(self, report: Callable[[Loading], None]) -> Built:
+        built = self.spec.build(report)
+        engine, submit, step = built.engine, built.engine.submit, built.engine.step
+        seeds: list[int] = []
+
+        def watched_submit(prompt: Any, sampling: Sampling, *rest: Any) -> int:
+            seeds.append(sampling.seed)
+            return submit(prompt, sampling, *rest)
+
+        def faulty_step() -> list[Event]:
+            if RAISE in seeds:
+                raise ZeroDivisionError("a planted fault")
+            if HANG in seeds:
+                time.sleep(600)
+            if SLOW in seeds:
+                time.sleep(self.pause)
+            return step()
+
+        engine.submit, engine.step = watched_submit, faulty_step  # type: ignore[assignment, method-assign]
+        return built
+
+
+def run() -> None:
+    original = server.serve
+    pause = float(os.environ.get("STOKER_TEST_PAUSE", "0.02"))
+
+    def serve(config: Any, plan: Any, **more: Any) -> None:
+        original(config, plan, wrap=lambda spec: Faulty(spec, pause), **more)
+
+    server.serve = serve  # type: ignore[assignment]
+    run_command()

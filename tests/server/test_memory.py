@@ -1,0 +1,157 @@
+"""The memory plan refuses what does not fit, with the numbers; the guard gives up a little before it gives up all."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.demo import EMBEDDED
+from stoker.errors import RequestError
+from stoker.server.config import ServerConfig
+from stoker.server.memory import MEMINFO, MemoryGuard, Reading, read_memory
+from stoker.server.plan import plan_engine
+from tests.server.faulty import SLOW
+from tests.server.running import PATIENCE_S, Running, chat_body
+
+GIB = 1 << 30
+PLENTY = Reading(20 * GIB, 24 * GIB)
+
+
+def config(**given: object) -> ServerConfig:
+    return ServerConfig(EMBEDDED, ("demo",), **given)  # type: ignore[arg-type]
+
+
+def meminfo(file: Path, available: float, total: float = 16.0) -> None:
+    """GiB."""
+    lines = f"MemTotal: {int(total * (1 << 20))} kB\nMemAvailable: {int(available * (1 << 20))} kB\n"
+    file.with_suffix(".new").write_text(lines)
+    file.with_suffix(".new").rename(file)
+
+
+def test_the_plan_follows_what_was_asked_for() -> None:
+    plan = plan_engine(config(users=3, context=1000), PLENTY)
+    assert plan.context == 1000
+    assert (plan.engine.pages, plan.engine.slots) == (3 * 16, 3)
+    assert plan.reserve == int(24 * GIB * 0.08)
+    assert plan.total == sum(count for _, count in plan.items)
+    halved = plan_engine(config(users=3, context=1000, kv_dtype="fp8"), PLENTY)
+    assert halved.kv_bytes < plan.kv_bytes
+    assert plan_engine(config(prefix_cache=0), PLENTY).engine.checkpoints == 0
+
+
+def test_less_memory_means_fewer_pages_and_then_no_start() -> None:
+    def pages(available: int) -> int:
+        return plan_engine(config(users=8, reserve=0), Reading(available, 2 * GIB)).engine.pages
+
+    assert pages(2 * GIB) == 1024
+    assert 128 <= pages(GIB) < 1024, "fewer requests of full length fit at a time"
+    with pytest.raises(RequestError) as refused:
+        pages(800 << 20)
+    found = str(refused.value)
+    for words in ("one request of 8,192 tokens does not fit", "weights 46", "800.0 MiB available", "--context"):
+        assert words in found
+    with pytest.raises(RequestError, match="stay free for the system"):
+        plan_engine(config(reserve=20 * GIB), PLENTY)
+    with pytest.raises(RequestError, match="does not fit"):
+        plan_engine(config(memory=100 << 20), PLENTY)
+    with pytest.raises(RequestError, match="made for 8,192"):
+        plan_engine(config(context=100_000), PLENTY)
+
+
+def test_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = read_memory()
+    assert 0 < real.available <= real.total
+    meminfo(tmp_path / "meminfo", 3.5)
+    monkeypatch.setenv(MEMINFO, str(tmp_path / "meminfo"))
+    assert read_memory() == Reading(int(3.5 * GIB), 16 * GIB)
+
+
+def test_a_control_group_with_less_than_the_host_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text(f"{2 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB + (256 << 20)}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {256 << 20}\n")
+    monkeypatch.setattr("stoker.server.memory._group_folders", lambda: [tmp_path, tmp_path / "none"])
+    assert read_memory() == Reading(GIB, 2 * GIB)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert read_memory().total > 2 * GIB
+
+
+def test_the_guard_goes_one_step_further_per_reading_and_back() -> None:
+    done: list[str] = []
+    available = 4 * GIB
+    guard = MemoryGuard(
+        lambda: Reading(available, 16 * GIB),
+        2 * GIB,
+        lambda: done.append("shed"),
+        lambda reason: done.append("turned away"),
+        lambda reason: done.append("ended"),
+    )
+    guard.look()
+    assert done == []
+    available = int(0.9 * GIB)
+    guard.look()
+    assert done == ["shed"]
+    guard.look()
+    assert done == ["shed", "turned away"]
+    assert guard.short
+    guard.look()
+    assert done == ["shed", "turned away"], "above a quarter of the reserve it goes on serving what runs"
+    available = 4 * GIB
+    guard.look()
+    assert not guard.short
+    available = int(0.1 * GIB)
+    for _ in range(5):
+        guard.look()
+    assert done == ["shed", "turned away", "shed", "turned away", "ended"]
+
+
+def test_a_server_that_runs_out_of_memory_gives_up_caches_then_requests_then_itself(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    meminfo(file, 10.0)
+    options = ("--model", "demo", "--users", "1", "--reserve", "2", "--drain-timeout", "3")
+    server = Running(*options, module="tests.server.faulty", env={MEMINFO: str(file)}).wait()
+    server.chat("A long question that is worth keeping. " * 20, max_tokens=2)
+    server.until(lambda: server.get("/state").json()["engine"]["checkpoints"] > 0, "a checkpoint")
+    answers: list[dict[str, object]] = []
+
+    def ask(tokens: int) -> None:
+        body = chat_body(max_tokens=tokens, ignore_eos=True, seed=SLOW)
+        answers.append(server.post("/v1/chat/completions", body).json())
+
+    running = threading.Thread(target=ask, args=(150,))
+    running.start()
+    server.until(lambda: server.get("/state").json()["engine"]["running"] == 1, "a running request")
+    waiting = threading.Thread(target=ask, args=(3,))
+    waiting.start()
+    server.until(lambda: server.get("/state").json()["engine"]["waiting"] == 1, "a waiting request")
+    meminfo(file, 0.9)  # less than half the reserve
+    waiting.join(PATIENCE_S)
+    assert "turned away" in json.dumps(answers[0])
+    assert server.gauges()["stoker:prefix_cache_sheds_total"] == 1
+    refused = server.post("/v1/chat/completions", chat_body())
+    assert refused.status_code == 503
+    assert "Memory runs short" in refused.json()["error"]["message"]
+    running.join(PATIENCE_S)
+    assert answers[1]["usage"]["completion_tokens"] == 150, "what ran went on"  # type: ignore[index]
+    meminfo(file, 10.0)
+    server.until(lambda: server.post("/v1/chat/completions", chat_body(max_tokens=2)).status_code == 200, "service")
+    meminfo(file, 0.2)
+    assert server.process.wait(PATIENCE_S) == 2
+    log = server.log
+    server.stop()
+    assert "the prefix cache is given up" in log
+    assert "ended before the host had to swap" in " ".join(log.split())
+    assert "Traceback" not in log
+
+
+def test_a_start_beyond_the_reserve_is_refused_at_once(tmp_path: Path) -> None:
+    meminfo(tmp_path / "meminfo", 1.0)
+    server = Running("--model", "demo", env={MEMINFO: str(tmp_path / "meminfo")})
+    began = time.monotonic()
+    assert server.process.wait(PATIENCE_S) == 2
+    assert "does not fit" in " ".join(server.log.split())
+    assert "Traceback" not in server.log
+    assert time.monotonic() - began < PATIENCE_S
+    server.stop()
