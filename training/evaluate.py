@@ -5,6 +5,7 @@ output; known layouts and tools apart from those training never saw.
 """
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -171,11 +172,23 @@ def note(split: Split, index: int) -> Chat:
 
 
 def evaluate(
-    model: Path, drafter: Path | None, data: Path, jobs: int, device: str, limit: float = 1.0, only: str = ""
+    model: Path,
+    drafter: Path | None,
+    data: Path,
+    jobs: int,
+    device: str,
+    limit: float = 1.0,
+    only: str = "",
+    kept: Path | None = None,
 ) -> dict[str, Any]:
-    """All scores, or those with one of the words of `only` (between commas) in their name."""
+    """All scores, or those whose names begin with one of the words of `only` (between commas).
+
+    They are written to `kept` one by one; scores of the same weights that are there already are not taken again.
+    """
+    report: dict[str, Any] = {"model": model.name, "weights_sha256": fingerprint(model, drafter), "limit": limit}
+    if kept and kept.exists():
+        report |= _going_on(kept, report)
     run = Evaluation(model, drafter, data, jobs, device, limit)
-    report: dict[str, Any] = {"model": model.name}
     splits: tuple[Split, ...] = ("known", "unseen")
     scores: dict[str, Callable[[], Any]] = {}
     for split in splits:
@@ -192,10 +205,30 @@ def evaluate(
     scores |= {"bits per byte": run.bits_per_byte, "acceptance": run.acceptance}
     with run.pool:
         for name, score in scores.items():
-            if any(word in name for word in only.split(",")):
-                report[name] = score()
-                print(name, json.dumps(report[name]), flush=True)
+            if name in report or not name.startswith(tuple(only.split(","))):
+                continue
+            report[name] = score()
+            print(name, json.dumps(report[name]), flush=True)
+            if kept:
+                kept.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
+
+
+def fingerprint(*directories: Path | None) -> str:
+    """One hash of all files of weights."""
+    digest = hashlib.sha256()
+    for path in sorted({file for directory in directories if directory for file in directory.glob("*.safetensors")}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _going_on(kept: Path, begun: dict[str, Any]) -> dict[str, Any]:
+    """The scores in a file, if they are of the same weights and as many questions."""
+    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+    wrong = [key for key in ("weights_sha256", "limit") if found.get(key) != begun[key]]
+    if wrong:
+        raise SystemExit(f"{kept} holds scores with another {wrong[0]}; give another file, or remove it to begin anew.")
+    return found
 
 
 def main() -> None:
@@ -206,10 +239,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes; each loads the checkpoint")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=1.0, help="share of the questions to ask")
-    parser.add_argument("--only", default="", help="scores with one of these words in their name: acceptance,unseen")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="scores whose names begin so: acceptance,three-turn")
+    parser.add_argument("--json", type=Path, help="where scores are kept; those that are there are not taken again")
     options = parser.parse_args()
-    report = evaluate(
+    evaluate(
         options.model,
         options.drafter,
         options.data,
@@ -217,9 +250,8 @@ def main() -> None:
         options.device,
         options.limit,
         options.only,
+        options.json,
     )
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

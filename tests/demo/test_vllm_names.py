@@ -19,7 +19,7 @@ Place = tuple[str, str | int]  # parameter of vLLM's module, and which part of i
 Shape = tuple[int, ...]
 
 # part of a published name -> joined parameter, part
-JOINED = {
+JOINED: dict[str, Place] = {
     "q_proj": ("qkv_proj", "q"),
     "k_proj": ("qkv_proj", "k"),
     "v_proj": ("qkv_proj", "v"),

@@ -135,3 +135,23 @@ def test_a_whole_evaluation_reports_every_score(
             assert 0 <= report[f"{score}, {split}"]["exact"] <= 1
     assert set(report["acceptance"]) == {"json", "json, unseen", "agent"}  # no corpora in the miniature
     assert report["acceptance"]["agent"]["dflash emitted per step"] >= 1
+
+
+def test_scores_are_kept_one_by_one_and_taken_once(
+    checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("training.evaluate.MAX_TOKENS", 8)
+    kept = tmp_path / "scores.json"
+
+    def some(only: str, limit: float = 0.01) -> list[str]:
+        evaluate(checkpoint, None, data, jobs=1, device="cpu", limit=limit, only=only, kept=kept)
+        return [line.split(" {")[0] for line in capsys.readouterr().out.splitlines()]
+
+    assert some("records") == ["records, known", "records, unseen"]
+    assert some("records,single-turn") == ["single-turn calls, known", "single-turn calls, unseen"]
+    assert {"records, known", "records, unseen"} <= set(json.loads(kept.read_text()))
+    with pytest.raises(SystemExit, match="another limit; give another file"):
+        some("records", limit=0.02)
+    kept.write_text(kept.read_text().replace('"weights_sha256": "', '"weights_sha256": "0'))
+    with pytest.raises(SystemExit, match="another weights_sha256"):
+        some("records")
