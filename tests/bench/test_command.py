@@ -175,7 +175,7 @@ def test_another_measurement_does_not_continue_an_unfinished_one(tmp_path):
 
 def test_two_servers_take_turns_and_are_compared(tmp_path):
     result, page = tmp_path / "r.json", tmp_path / "r.html"
-    with mock(steps_per_s=80.0) as slow, mock(steps_per_s=160.0) as quick:
+    with mock(steps_per_s=20.0, chunks=8) as slow, mock(steps_per_s=1000.0, chunks=8) as quick:
         options = ("--suite", "single", "--workload", "Math", "--runs", "5", "--json", str(result), "--html", str(page))
         done = stoker("bench", slow.url, "--against", quick.url, *options)
     assert done.returncode == 0, done.stderr
@@ -184,7 +184,7 @@ def test_two_servers_take_turns_and_are_compared(tmp_path):
     [speed] = [d for d in found.differences if d.metric == "decode_tokens_per_s"]
     assert speed.paired
     assert speed.verdict == "better"
-    assert speed.change == pytest.approx(1.0, abs=0.3)
+    assert speed.change > 0.5  # fifty times as fast, on a machine that is not busy
     assert "B is faster on Math" in done.stdout
     assert "B against A" in page.read_text()
 
@@ -259,7 +259,9 @@ def test_prompts_of_the_users_own(tmp_path):
     with mock() as server:
         done = stoker("bench", server.url, "--prompts", str(prompts), "--runs", "2", "--json", str(result))
     assert done.returncode == 0, done.stderr
-    assert [(row.name, row.completed) for row in load(result).workloads] == [("mine", 4), ("chat", 2)]
+    found = load(result)
+    assert [(row.name, row.completed) for row in found.workloads] == [("mine", 4), ("chat", 2)]
+    assert {request.prompt_tokens for request in found.requests if request.workload == "mine"} == {4, 3}
 
 
 def test_keys_are_not_written_down():

@@ -19,15 +19,16 @@ def document(
     """Everything is computed from the requests, so a file can be summarised again by a later version."""
     rows = summary.rows(requests)
     points = summary.turns(requests)
-    by_server = {name: [r for r in requests if r.server == name] for name in ("A", "B")}
+    names = [server.name for server in environment.servers]
+    sides = [[r for r in requests if r.server == name] for name in names]
     return Document(
         version=VERSION,
         suite=suite,
         complete=complete,
-        headline=summary.headline(requests, rows, points, complete),
+        headline=summary.headline(requests, rows, points, names, complete),
         workloads=rows,
         turns=points,
-        differences=differences(by_server["A"], by_server["B"], paired=True) if by_server["B"] else [],
+        differences=differences(sides[0], sides[1], paired=True) if len(sides) == 2 else [],
         environment=environment,
         warnings=summary.warnings(requests, rows, environment.client, environment.servers) + notes,
         requests=requests,

@@ -11,6 +11,7 @@ from stoker.bench.record import Document, Request, Workload
 from stoker.bench.table import NAMES, SHOWN
 
 TIMELINE_MOST = 400  # requests drawn
+COLOURS = ("one", "two", "three", "four")  # of servers, in report.css
 
 
 def html_report(found: Document) -> str:
@@ -100,7 +101,7 @@ def _sides(found: Document) -> str:
         _figure(
             title,
             "Decode tok/s of one stream: median and 95 % interval.",
-            charts.bars(_speed_rows(rows), "tok/s", width=charts.HALF),
+            charts.bars(_speed_rows(found, rows), "tok/s", width=charts.HALF),
             small=True,
         )
         for title, rows in (("General", general), ("Agent turns", turns))
@@ -109,12 +110,12 @@ def _sides(found: Document) -> str:
     return f'<h2>Decode speed</h2>{_key(found)}<div class="pair">{"".join(halves)}</div>' if halves else ""
 
 
-def _speed_rows(rows: Sequence[Workload]) -> list[tuple[str, list[Bar]]]:
+def _speed_rows(found: Document, rows: Sequence[Workload]) -> list[tuple[str, list[Bar]]]:
     named: dict[str, list[Bar]] = {}
     for row in rows:
         if row.decode_tokens_per_s is not None and row.decode_spread is not None:
             spread, note = row.decode_spread, "" if row.quality_ok else "(answers broken)"
-            bar = Bar(row.decode_tokens_per_s, spread.ci_low, spread.ci_high, int(row.server == "B"), note)
+            bar = Bar(row.decode_tokens_per_s, spread.ci_low, spread.ci_high, _side(found, row.server), note)
             named.setdefault(show.title(row) + ("" if row.quality_ok else " (broken)"), []).append(bar)
     return list(named.items())
 
@@ -174,7 +175,7 @@ def _accepted(found: Document) -> str:
     for row in found.workloads:
         if row.accepted_per_step is not None and row.accepted_spread is not None:
             spread = row.accepted_spread
-            bar = Bar(row.accepted_per_step, spread.ci_low, spread.ci_high, int(row.server == "B"), row.steps_source)
+            bar = Bar(row.accepted_per_step, spread.ci_low, spread.ci_high, _side(found, row.server), row.steps_source)
             named.setdefault(show.title(row), []).append(bar)
     if not named:
         return ""
@@ -189,7 +190,7 @@ def _distributions(found: Document) -> str:
     for request in found.requests:
         if request.failure is None and request.round:
             name = titles.get(_key_of_request(request), request.workload)
-            groups.setdefault((name, int(request.server == "B")), []).append(request)
+            groups.setdefault((name, _side(found, request.server)), []).append(request)
     ttft = [(name, [r.ttft_s for r in rs if r.ttft_s is not None], side) for (name, side), rs in groups.items()]
     decode = [
         (name, [r.decode_tokens_per_s for r in rs if r.decode_tokens_per_s], side)
@@ -225,7 +226,7 @@ def _curves(found: Document) -> str:
             if len({getattr(w, attribute) for w in rows}) < 2:
                 continue
             at = f" d{depth}" if depth else ""
-            side = int(server == "B")
+            side = _side(found, server)
             series.append(
                 (
                     f"{name}{at} in all",
@@ -288,12 +289,17 @@ def _figure(title: str, note: str, drawing: str, small: bool = False) -> str:
     return body if small else f"<{level}>{escape(title)}</{level}>{body}"
 
 
+def _side(found: Document, name: str) -> int:
+    """Which colour a server has."""
+    return [server.name for server in found.environment.servers].index(name) % len(COLOURS)
+
+
 def _key(found: Document) -> str:
     if not show.two_servers(found):
         return ""
     marks = "".join(
         f'<i style="background:var(--{colour})"></i>{escape(f"{server.name}: {server.model}, {server.engine}")}'
-        for server, colour in zip(found.environment.servers, ("one", "two"), strict=False)
+        for server, colour in zip(found.environment.servers, COLOURS, strict=False)
     )
     return f'<span class="key soft">{marks}</span>'
 

@@ -125,9 +125,12 @@ class Runner:
         self.watcher.preparing(cell)
         names = cell.workloads or (cell.name,)
         streams = cell.concurrency if cell.rate is None else max(4, round(cell.rate))
+        own = self.own.get(cell.name)
         # cold rounds repeat the question behind another salt; warm ones ask something else of the same text
         first = number if cell.variant == "warm" else 0
-        prompts = [await self._prompt(cell, target, names[i % len(names)], first + i) for i in range(streams)]
+        prompts = [self._capped(prompt) for prompt in own or ()] or [
+            self._capped(await self._prompt(cell, target, names[i % len(names)], first + i)) for i in range(streams)
+        ]
         await target.open(streams)
         dice = self._prompts[target.name].dice
         loop = asyncio.get_running_loop()
@@ -138,7 +141,7 @@ class Runner:
         async def stream(place: int, until: float | None) -> None:
             done = 0
             while (until is None and done < cell.each) or (until is not None and loop.time() < until):
-                prompt = prompts[(place + done) % streams]
+                prompt = prompts[(place + done) % len(prompts)]
                 await self._ask(target, salted(prompt) if done else prompt, cell.variant, None, landed)
                 done += 1
 
@@ -203,11 +206,9 @@ class Runner:
             await asyncio.gather(*(self._ask(target, ask, cell.variant, depth, landed) for ask in asks))
 
     async def _prompt(self, cell: Cell, target: Target, name: str, number: int) -> Prompt:
-        if cell.name in self.own:
-            return self._capped(self.own[cell.name][number % len(self.own[cell.name])])
         prompts = self._prompts[target.name]
         make = prompts.warm if cell.variant == "warm" else prompts.cold
-        return self._capped(await make(WORKLOADS[name], number))
+        return await make(WORKLOADS[name], number)
 
     def _capped(self, prompt: Prompt) -> Prompt:
         most = self.options.max_tokens

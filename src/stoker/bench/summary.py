@@ -110,13 +110,16 @@ def turns(requests: Sequence[Request]) -> list[Turn]:
 
 
 def headline(
-    requests: Sequence[Request], found: Sequence[Workload], points: Sequence[Turn], complete: bool
+    requests: Sequence[Request],
+    found: Sequence[Workload],
+    points: Sequence[Turn],
+    servers: Sequence[str],
+    complete: bool,
 ) -> Headline:
-    """Figures are server A's; the sentence names B's too where there is one."""
+    """Figures are the first server's; the sentence has the others' too."""
     failures = Counter(request.failure.kind for request in requests if request.failure is not None)
     failed = sum(failures.values())
     done = len(requests) - failed
-    servers = sorted({w.server for w in found})
     said = [text for server in servers if (text := _sentence(server, found, points, len(servers) > 1))]
     if not done:
         text = f"NOTHING MEASURED: {failed} of {failed} requests failed ({_listed(failures)})."
@@ -130,7 +133,7 @@ def headline(
     if not complete:
         text = f"Interrupted. {text}"
     noise = median([n for w in found if (n := noise_of(w)) is not None])
-    general, agents = _general(found, "A"), _agents(found, "A")
+    general, agents = _general(found, servers[0]), _agents(found, servers[0])
     return Headline(
         text=text,
         completed=done,
@@ -195,9 +198,8 @@ def warnings(
     for workload in found:
         if workload.quality:
             what = ", ".join(f"{problem} in {count}" for problem, count in workload.quality.items())
-            lines.append(
-                f"{_title(workload)}: answers are broken ({what} of {workload.completed}); do not trust its speed."
-            )
+            where = _title(workload, servers)
+            lines.append(f"{where}: answers are broken ({what} of {workload.completed}); do not trust its speed.")
     if any("estimate" in w.count_source for w in found):
         lines.append(
             "Tokens are estimated from chunks: the server sent no usage and no token ids and has no /tokenize. Such "
@@ -220,13 +222,13 @@ def warnings(
         )
     short = [w for w in found if w.completion_tokens is not None and w.completion_tokens < SHORT_ANSWER]
     if short:
-        names = ", ".join(_title(w) for w in short)
+        names = ", ".join(_title(w, servers) for w in short)
         lines.append(
             f"Answers are shorter than {SHORT_ANSWER} tokens on {names}: too short for a decode speed to mean much."
         )
     warm_but_cold = [w for w in found if w.variant == "cold" and (w.prefix_hit_rate or 0) > 0.25]
     if warm_but_cold:
-        names = ", ".join(_title(w) for w in warm_but_cold)
+        names = ", ".join(_title(w, servers) for w in warm_but_cold)
         lines.append(f"Prompts that should be cold were cached on {names}: TTFT is too good there.")
     if client.overhead is not None and client.overhead > OVERHEAD_LIMIT:
         lines.append(
@@ -292,9 +294,9 @@ def _listed(failures: Counter[str]) -> str:
     return ", ".join(f"{kind}: {count}" for kind, count in failures.most_common())
 
 
-def _title(workload: Workload) -> str:
+def _title(workload: Workload, servers: Sequence[ServerFacts]) -> str:
     many = f" c={workload.concurrency}" if workload.concurrency > 1 else ""
-    return f"{workload.name}{many}" + (f" on {workload.server}" if workload.server != "A" else "")
+    return f"{workload.name}{many}" + (f" on {workload.server}" if len(servers) > 1 else "")
 
 
 def _thousands(tokens: int) -> str:

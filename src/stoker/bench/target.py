@@ -1,5 +1,6 @@
 """A server under test: what it serves, how to ask it, and how it counts tokens."""
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -124,7 +125,22 @@ class Target:
         how = self.counter.how
         return ServerFacts(self.name, self.url, self.model, self.engine, self.context, how, self.speculation)
 
+    async def _ready(self) -> None:
+        """A server that is still loading says so at /ready or /health; others have neither, or answer at once."""
+        assert self._session is not None
+        deadline = time.monotonic() + self.patience
+        for path in ("/ready", "/health"):
+            while time.monotonic() < deadline:
+                try:
+                    async with self._session.get(self.url + path) as response:
+                        if response.status != 503:
+                            break
+                except (aiohttp.ClientError, TimeoutError, OSError):
+                    return  # `_discover` tells it better
+                await asyncio.sleep(0.5)
+
     async def _discover(self) -> None:
+        await self._ready()
         try:
             listed = _object(await self._get_text("/v1/models"), f"{self.url}/v1/models").get("data") or []
         except BenchError as error:

@@ -1,118 +1,135 @@
-"""`make demo`: the embedded model answers on this CPU, plainly and with every way of drafting, and is compared token
-for token."""
+"""`make demo`: the embedded model behind real servers on this CPU, plainly and with three ways of drafting, measured by
+`stoker bench` in turns and compared token for token; then the quick suite, and a report with charts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import asyncio
+import secrets
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from stoker.demo import EMBEDDED, prompts
-from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import AUTO
-from stoker.engine.tokenizer import Tokenizer
-from stoker.model.cache import PAGE_SIZE
-from stoker.model.load import Loaded, load_model
-from stoker.speculate.choice import DraftChoice
-from stoker.speculate.sampling import Sampling
+from stoker.bench import document, show
+from stoker.bench.answer import Answer
+from stoker.bench.bars import Bars
+from stoker.bench.environment import environment
+from stoker.bench.html import html_report
+from stoker.bench.journal import Journal
+from stoker.bench.record import Document, Request, Workload
+from stoker.bench.run import Runner
+from stoker.bench.suites import Cell, Options, Plan, plan
+from stoker.bench.target import Target
+from stoker.bench.workloads import Prompt
+from stoker.demo import prompts
+from stoker.demo.servers import serving
 
-PLAIN = "none"
-METHODS = {PLAIN: "plain", "mtp:3": "MTP, 3", "dflash:12": "DFlash, 12", "lookup:8": "lookup, 8"}
-METHODS |= {"lookup+mtp:auto": "lookup+MTP, auto", "lookup+dflash:auto": "lookup+DFlash, auto"}
-KINDS = ("JSON", "agent", "code", "prose")
+PLAIN, ADAPTIVE = "plain", "adaptive"
+METHODS = {PLAIN: "none", "MTP, 3": "mtp:3", "DFlash, 12": "dflash:12", ADAPTIVE: "auto"}
+KINDS = ("JSON", "code", "prose", "agent")
 PER_KIND, TOKENS = 4, 128
+PAGE, RESULT = Path("demo-report.html"), Path("demo-report.json")
 
 
-@dataclass
-class Outcome:
-    """One way of drafting on all prompts of a kind."""
+class Tokens:
+    """What every server answered to every prompt."""
 
-    answers: list[list[int]] = field(default_factory=list)
-    steps: int = 0
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], list[list[int]]] = {}
 
-    @property
-    def tokens(self) -> int:
-        """Those that steps made; the first of an answer comes out of prefill."""
-        return sum(len(answer) - 1 for answer in self.answers)
+    def heard(self, request: Request, answer: Answer) -> None:
+        self._said.setdefault((request.server, request.workload), []).append(answer.ids)
+
+    def identical(self, server: str, kind: str) -> tuple[int, int]:
+        """Tokens that are the plain server's, in their places, of how many."""
+        plain = self._said.get((PLAIN, kind), [])
+        pairs = [zip(a, b, strict=False) for a, b in zip(plain, self._said.get((server, kind), []), strict=False)]
+        return sum(a == b for pair in pairs for a, b in pair), sum(map(len, plain))
 
 
 def main() -> None:
     console = Console(highlight=False)
     console.print(
-        "The embedded model: a Qwen3.5-style hybrid (6 GatedDeltaNet + 2 attention layers, 4 of 16 experts) with MTP "
-        "head and DFlash drafter, in INT4, FP8, INT8 and BF16. What it was trained on and what it can do: "
-        "src/stoker/demo/MODEL_CARD.md\n"
+        "The embedded model: a Qwen3.5-style hybrid (GatedDeltaNet + attention, mixture of experts) with MTP head and "
+        "DFlash drafter, in INT4, FP8, INT8 and BF16. What it was trained on and what it can do: "
+        "src/stoker/demo/MODEL_CARD.md"
     )
-    loaded, tokenizer = load_model(EMBEDDED), Tokenizer(EMBEDDED)
-    asked = {kind: [tokenizer.encode(text) for text in prompts()[kind][:PER_KIND]] for kind in KINDS}
-    outcomes: dict[str, dict[str, Outcome]] = {}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("answering", total=len(KINDS) * len(METHODS) * PER_KIND)
-        _answers(loaded, PLAIN, {"JSON": asked["JSON"][:1]}, lambda: None)  # warms up
-        for method in METHODS:
-            outcomes[method] = _answers(loaded, method, asked, lambda: bar.advance(task))
-    question = prompts()["JSON"][0].partition("user\n")[2].partition("<|im_end|>")[0]
-    console.print(question, markup=False, style="dim")
-    console.print(f"\n{tokenizer.decode(outcomes[PLAIN]['JSON'].answers[0])}\n", markup=False)
-    console.print(_table(outcomes))
+    console.print("The first start on a machine compiles kernels for its processor.\n", style="dim")
+    with console.status("starting") as status:
+        servers = serving(list(METHODS.values()), status.update)
+        with servers as addresses:
+            status.stop()
+            found, tokens, answer = asyncio.run(_measure(dict(zip(METHODS, addresses, strict=True)), console))
+    console.print(prompts()["JSON"][0].partition("user\n")[2].partition("<|im_end|>")[0], markup=False, style="dim")
+    console.print(f"\n{answer}\n", markup=False)
+    console.print(_table(found.workloads, tokens))
+    same, of = (sum(pair) for pair in zip(*_identities(tokens), strict=True))
     console.print(
-        f"Measured here, on this CPU: batch 1, greedy, {PER_KIND} unseen prompts of each kind, up to {TOKENS} tokens "
-        "each, decoding only. 'identical' compares every token with plain decoding."
+        f"tokens identical: {same} of {of} (every drafting server against the plain one). Measured here over HTTP, one "
+        f"stream, greedy, {PER_KIND} unseen prompts of each kind, up to {TOKENS} tokens, decoding only, in turns."
     )
+    for line in (*show.turns(found), *show.throughput(found.workloads), show.noise(found)):
+        console.print(line, markup=False, style="dim")
+    PAGE.write_text(html_report(found), encoding="utf-8")
+    RESULT.write_text(document.to_json(found), encoding="utf-8")
+    console.print(f"\nThe whole report: {PAGE} (every request: {RESULT}). Yours: stoker bench URL --html report.html")
 
 
-def _answers(
-    loaded: Loaded, method: str, asked: dict[str, list[list[int]]], advance: Callable[[], None]
-) -> dict[str, Outcome]:
-    """All prompts, one after the other, through one engine: what it learns about drafting it keeps."""
-    choice = DraftChoice.parse(method)
-    longest = max(len(prompt) for texts in asked.values() for prompt in texts)
-    pages = -(-(longest + TOKENS) // PAGE_SIZE)
-    drafter = choice.build(loaded.model, EMBEDDED, pages, 1)
-    engine = Engine(loaded.model, EngineConfig(pages=pages, slots=1, max_depth=choice.depth), drafter)
-    sampling = Sampling(max_tokens=TOKENS, stop_ids=loaded.config.eos_token_ids)
-    found = {}
-    for kind, texts in asked.items():
-        found[kind] = Outcome()
-        for text in texts:
-            engine.submit(text, sampling, AUTO if choice.adaptive else choice.depth)
-            answer: list[int] = []
-            while not engine.idle:
-                for event in engine.step():
-                    answer += event.tokens
-                    if event.stats:
-                        found[kind].steps += event.stats.steps
-                        found[kind].seconds += event.stats.decode_s
-            found[kind].answers.append(answer)
-            advance()
-    return found
+async def _measure(servers: dict[str, str], console: Console) -> tuple[Document, Tokens, str]:
+    """The drafting methods on the demo's own prompts, in turns; then the quick suite on the adaptive server."""
+    tokens, started, first = Tokens(), datetime.now(UTC), ""
+    asked = {
+        kind: [Prompt(kind, {"prompt": text, "max_tokens": TOKENS}, None) for text in prompts()[kind][:PER_KIND]]
+        for kind in KINDS
+    }
+    own = Plan([Cell(kind, each=PER_KIND, rounds=1) for kind in KINDS])
+    options = Options(runs=1, max_tokens=TOKENS)
+    async with AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(Target(url, name=name)) for name, url in servers.items()]
+        with Bars(console, own.cells, len(targets)) as bars:
+            runner = Runner(targets, own, options, Journal(None, {}), secrets.token_hex(8), bars, own=asked)
+            runner.heard = tokens.heard
+            await runner.run()
+        first = next((r.text for r in runner.requests if r.server == PLAIN and r.workload == "JSON"), "")
+        adaptive = [target for target in targets if target.name == ADAPTIVE]
+        suite = plan("quick", options, adaptive[0].context)
+        with Bars(console, suite.cells, 1) as bars:
+            quick = Runner(adaptive, suite, options, Journal(None, {}), secrets.token_hex(8), bars)
+            await quick.run()
+        later = max((r.started_s + (r.total_s or 0.0) for r in runner.requests), default=0.0)
+        for request in quick.requests:
+            request.started_s += later
+        requests = runner.requests + quick.requests
+        facts = environment(started, [], [t.facts() for t in targets], runner.pulse.client(requests))
+        return document.document("demo", requests, facts, not quick.interrupted, suite.skipped), tokens, first
 
 
-def _table(outcomes: dict[str, dict[str, Outcome]]) -> Table:
+def _identities(tokens: Tokens) -> Iterable[tuple[int, int]]:
+    return [tokens.identical(method, kind) for method in METHODS if method != PLAIN for kind in KINDS]
+
+
+def _table(rows: list[Workload], tokens: Tokens) -> Table:
     table = Table(title="decoding with the embedded model", box=SIMPLE, pad_edge=False)
     table.add_column("text", no_wrap=True, min_width=5)
     table.add_column("drafting", no_wrap=True)
-    for name in ("tok/s", "steps/s", "tok/step", "speedup"):
+    for name in ("tok/s", "steps/s", "tok/step", "speedup", "identical"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("identical", justify="right", no_wrap=True)
     for kind in KINDS:
-        plain = outcomes[PLAIN][kind]
-        for method, name in METHODS.items():
-            found = outcomes[method][kind]
-            pairs = [zip(a, b, strict=False) for a, b in zip(found.answers, plain.answers, strict=True)]
-            same = sum(a == b for pair in pairs for a, b in pair)
-            rate = found.tokens / found.seconds
+        plain = next(row for row in rows if (row.name, row.server) == (kind, PLAIN))
+        for method in METHODS:
+            row = next(row for row in rows if (row.name, row.server) == (kind, method))
+            same, of = tokens.identical(method, kind)
+            speedup = (row.decode_tokens_per_s or 0.0) / (plain.decode_tokens_per_s or 1.0)
             table.add_row(
                 kind if method == PLAIN else "",
-                name,
-                f"{rate:.0f}",
-                f"{found.steps / found.seconds:.0f}",
-                f"{found.tokens / found.steps:.2f}",
-                f"{rate / (plain.tokens / plain.seconds):.2f}",
-                f"{same}/{sum(map(len, plain.answers))}",
+                method,
+                show.number(row.decode_tokens_per_s, 0),
+                show.number(row.steps_per_s, 0),
+                show.number(row.accepted_per_step, 2),
+                f"{speedup:.2f}",
+                f"{same}/{of}",
                 end_section=method == list(METHODS)[-1],
             )
     return table
