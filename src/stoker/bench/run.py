@@ -16,7 +16,7 @@ from stoker.bench.measure import spread_metric_steps, to_request
 from stoker.bench.metrics_page import passed
 from stoker.bench.pulse import Power, Pulse
 from stoker.bench.record import Request
-from stoker.bench.suites import DEPTH_ANSWER, DEPTH_PROMPT, Cell, Options, Plan
+from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
 from stoker.bench.wire import Exchange
 from stoker.bench.workloads import WORKLOADS, Prompt, Prompts
@@ -190,13 +190,13 @@ class Runner:
             talk.answered(answer)
 
     async def _depth(self, cell: Cell, target: Target, landed: list[Landed]) -> None:
-        """As llama-benchy with prefix caching: load `depth` tokens of context, then ask with 2048 tokens more."""
+        """As llama-benchy with prefix caching: load `depth` tokens of context, then ask with `pp` tokens more."""
         self.watcher.preparing(cell)
         depth, dice = cell.depth or 0, self._prompts[target.name].dice
         loads, asks = [], []
         for _ in range(cell.concurrency):
             salt = f"{dice.getrandbits(48):012x}"
-            load, ask = await _depth_prompts(target, depth, salt)
+            load, ask = await _depth_prompts(target, cell, salt)
             loads.append(load)
             asks.append(ask)
         await target.open(cell.concurrency)
@@ -257,9 +257,9 @@ class Runner:
         return requests
 
 
-async def _depth_prompts(target: Target, depth: int, salt: str) -> tuple[Prompt | None, Prompt]:
+async def _depth_prompts(target: Target, cell: Cell, salt: str) -> tuple[Prompt | None, Prompt]:
     material = texts.Material(texts.prose, salt)
-    name, context = "pp2048/tg128", ""
+    name, depth, context = cell.name, cell.depth or 0, ""
 
     def loading(filler: str) -> Body:
         return {"messages": [{"role": "system", "content": f"{salt} {filler}"}, {"role": "user", "content": "."}]}
@@ -268,13 +268,13 @@ async def _depth_prompts(target: Target, depth: int, salt: str) -> tuple[Prompt 
     if depth:
         body, tokens = await fit(loading, material, depth, target.counter)
         context = body["messages"][0]["content"]
-        load = Prompt(name, json.loads(json.dumps({**body, "max_tokens": DEPTH_ANSWER})), tokens)
+        load = Prompt(name, json.loads(json.dumps({**body, "max_tokens": cell.tg})), tokens)
 
     def asking(filler: str) -> Body:
         before = [{"role": "system", "content": context}] if depth else []
         task = f"{'' if depth else salt} {filler}\n\nContinue this text in the same manner, at length."
-        return {"messages": [*before, {"role": "user", "content": task}], "max_tokens": DEPTH_ANSWER}
+        return {"messages": [*before, {"role": "user", "content": task}], "max_tokens": cell.tg}
 
     more = texts.Material(texts.prose, f"{salt}+")
-    body, tokens = await fit(asking, more, depth + DEPTH_PROMPT, target.counter)
+    body, tokens = await fit(asking, more, depth + cell.pp, target.counter)
     return load, Prompt(name, body, tokens)

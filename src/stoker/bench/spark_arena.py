@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 
 from stoker.bench.record import Document, Request
-from stoker.bench.suites import DEPTH_ANSWER, DEPTH_PROMPT
 from stoker.bench.summary import Group, group_of
 
 METRICS = ("t_s", "t_s_req", "peak_ts", "peak_ts_req", "ttfr", "est_ppt", "e2e_ttft")
@@ -52,7 +51,8 @@ def _names(group: Group, requests: Sequence[Request], many: bool) -> tuple[str, 
     if variant == "load":
         return f"ctx_pp @ d{depth}{streams}", f"ctx_tg @ d{depth}{streams}"
     at = f" @ d{depth}" if depth else ""
-    return f"pp{DEPTH_PROMPT}{at}{streams}", f"tg{DEPTH_ANSWER}{at}{streams}"
+    prefill, _, decode = name.partition("/")
+    return f"{prefill}{at}{streams}", f"{decode}{at}{streams}"
 
 
 def _columns(found: dict[str, tuple[float, float] | None]) -> dict[str, float | str]:

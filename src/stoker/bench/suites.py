@@ -9,7 +9,6 @@ from stoker.errors import BenchError
 
 DEPTHS = (0, 4096, 8192, 16384, 32768, 65535, 100000)  # Spark Arena profile v2
 DEPTH_CONCURRENCY = (1, 2, 5, 10)
-DEPTH_PROMPT, DEPTH_ANSWER = 2048, 128
 HISTORIES = (8000, 32000, 100000)
 NAMES = ("quick", "single", "agent", "mix", "prefix", "depth", "sweep", "soak")
 
@@ -28,6 +27,8 @@ class Cell:
     histories: tuple[int, ...] = ()  # a conversation with these points
     rounds: int = 3
     workloads: tuple[str, ...] = ()  # of a mix; stream i takes number i, then the next
+    pp: int = 0  # with a depth: tokens of the prompt after the context
+    tg: int = 0  # and of the answer
 
     @property
     def title(self) -> str:
@@ -51,6 +52,8 @@ class Options:
     tool_share: float = agent.TOOL_SHARE
     workloads: tuple[str, ...] = ()
     max_tokens: int | None = None
+    pp: int = 2048  # Spark Arena's
+    tg: int = 128
 
 
 @dataclass
@@ -106,7 +109,15 @@ def _cells(name: str, options: Options) -> list[Cell]:
         return [Cell(workload, variant, rounds=runs) for workload in names for variant in ("cold", "warm")]
     if name == "depth":
         return [
-            Cell("pp2048/tg128", "warm" if depth else "cold", c, depth=depth, rounds=runs)
+            Cell(
+                f"pp{options.pp}/tg{options.tg}",
+                "warm" if depth else "cold",
+                c,
+                depth=depth,
+                rounds=runs,
+                pp=options.pp,
+                tg=options.tg,
+            )
             for depth in options.depths or DEPTHS
             for c in options.concurrency or DEPTH_CONCURRENCY
         ]
@@ -138,12 +149,11 @@ def _add(found: Plan, cell: Cell, context: int | None, options: Options) -> None
             found.cells.append(Cell(cell.name, cell.variant, histories=fitting, rounds=cell.rounds))
         return
     if cell.depth is not None:
-        if context is None or cell.depth + DEPTH_PROMPT + DEPTH_ANSWER <= context:
+        if context is None or cell.depth + cell.pp + cell.tg <= context:
             found.cells.append(cell)
         else:
-            found.skipped.append(
-                f"Depth {cell.depth:,} + {DEPTH_PROMPT:,} + {DEPTH_ANSWER} does not fit {context:,} tokens."
-            )
+            sizes = f"{cell.depth:,} + {cell.pp:,} + {cell.tg:,}"
+            found.skipped.append(f"Depth {cell.depth:,} is left out: {sizes} tokens do not fit {context:,}.")
         return
     for name in cell.workloads or (cell.name,):
         workload = WORKLOADS[name]

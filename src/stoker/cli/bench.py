@@ -49,6 +49,8 @@ def bench(
     rate: Annotated[str, typer.Option(help="Requests per second, e.g. 0.5,1,2 (sweep), arriving at random.")] = "",
     seconds: Annotated[float | None, typer.Option(help="How long each round lasts (mix, sweep, soak).")] = None,
     depths: Annotated[str, typer.Option(help="Tokens of context, e.g. 0,4096,32768 (depth).")] = "",
+    pp: Annotated[int, typer.Option(help="Tokens of the prompt behind the context (depth).")] = DEFAULTS.pp,
+    tg: Annotated[int, typer.Option(help="Tokens of the answer, at most (depth).")] = DEFAULTS.tg,
     history: Annotated[str, typer.Option(help="Tokens of history agent turns are measured at, e.g. 8000,32000.")] = "",
     tool_share: Annotated[
         float, typer.Option(help="Share of agent turns that ask for a tool call.")
@@ -85,6 +87,8 @@ def bench(
         tool_share=tool_share,
         workloads=tuple(workload or ()),
         max_tokens=max_tokens,
+        pp=pp,
+        tg=tg,
     )
     extra = _object(body, "--body") if body else {}
     own = read_prompts(prompts) if prompts else {}
