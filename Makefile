@@ -3,14 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The Triton that today's GPU machines have, beside the newest one of .venv: kernels must compile with both.
+OTHER_TRITON := 3.6.0
+OTHER := build/triton-$(OTHER_TRITON)
 
-.PHONY: demo test lossless server seeds lint format clean
+.PHONY: demo test kernels lossless server seeds lint format clean
 
 demo: $(READY)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
-test: $(READY) lint  ## what CI runs
+test: $(READY) $(OTHER)/.ready lint  ## what CI runs
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+kernels: $(READY) $(OTHER)/.ready  ## kernel x architecture: registers, shared memory, spills, parity; a quarter of an hour
+	$(BIN)/python -m benchmarks.kernel_table --json build/kernels.json
+	PYTHONPATH=$(OTHER) $(BIN)/python -m benchmarks.kernel_table --no-parity --json build/kernels-$(OTHER_TRITON).json
+
+$(OTHER)/.ready: | $(READY)
+	$(BIN)/python -m pip install --no-deps --target $(OTHER) triton==$(OTHER_TRITON)
+	@touch $@
 
 lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
 	$(BIN)/python -m benchmarks.lossless

@@ -121,10 +121,10 @@ class Decode:
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def distinct_experts(self, steps: int) -> float:
-        """Mean over layers and steps."""
-        found = []
-        for _ in range(steps):
+    def distinct_experts(self, more: int) -> float:
+        """Mean over layers, of the last step and so many more."""
+        found = [len(routing.experts.unique()) for routing in self.step.buffers.routing]
+        for _ in range(more):
             self.run(1)
             found += [len(routing.experts.unique()) for routing in self.step.buffers.routing]
         return statistics.mean(found)
@@ -251,13 +251,13 @@ def measure(
     kind, depth = parse_draft(draft)
     length = None if kind == "none" else options.accept_length
     kv_dtype = torch.float8_e4m3fn if options.kv == "fp8" else torch.bfloat16
-    decode = Decode(config, weights, batch, draft, length, context, 3 * options.steps, pdl=options.pdl,
+    decode = Decode(config, weights, batch, draft, length, context, (options.runs + 1) * options.steps, pdl=options.pdl,
                     kv_dtype=kv_dtype)  # fmt: skip
     decode.capture()
-    distinct = decode.distinct_experts(4)
-    runs = [decode.run(options.steps) for _ in range(2)]
-    apart, _ = decode.run(options.steps, read=False)
+    distinct = decode.distinct_experts(4 if decode.graph else 0)
+    runs = [decode.run(options.steps) for _ in range(options.runs)]
     seconds, tokens = min(runs)
+    apart = decode.run(options.steps, read=False)[0] if decode.graph else seconds
     steps_per_s = options.steps / seconds
     tokens_all = batch * (depth + 1)
     # keys grow while it runs: the mean of what was there
@@ -327,7 +327,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--accept-length", type=float, help="tokens per step to assume where there are drafts")
     parser.add_argument("--context", default="128", help="tokens before the first step, or several numbers of them")
     parser.add_argument("--kv", default="bf16", choices=["bf16", "fp8"])
-    parser.add_argument("--steps", type=int, default=128, help="per run; three runs")
+    parser.add_argument("--steps", type=int, default=128, help="of each run")
+    parser.add_argument("--runs", type=int, default=2, help="the faster counts; both are in the spread")
     parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=False, help="dependent launch")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="bits of the step first")
     parser.add_argument("--operations", action="store_true", help="time per kernel, from the profiler")
@@ -352,7 +353,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     checks: dict[str, Any] = {}
     for name in options.weights.split(","):
-        positions = max(contexts) + (3 * options.steps + WARM_UP + 24) * 16
+        positions = max(contexts) + ((options.runs + 1) * options.steps + WARM_UP + 24) * 16
         weights, seconds = timed(partial(random_model, config, name, device, positions))
         print(f"{name}: random weights of {len(config.layer_types)} layers made in {seconds:.1f} s", flush=True)
         if options.check:

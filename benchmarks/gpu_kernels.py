@@ -513,9 +513,8 @@ def main() -> None:
     names = options.shape.split(",")
     delivered = bandwidth()
     torch.cuda.empty_cache()
-    print(
-        f"{torch.cuda.get_device_name()}: reads {delivered['read'] / 1e12:.2f}, copies {delivered['copy'] / 1e12:.2f} TB/s"
-    )
+    speeds = ", ".join(f"{name} {speed / 1e12:.2f} TB/s" for name, speed in delivered.items())
+    print(f"{torch.cuda.get_device_name()}: {speeds}")
     checks = run_checks(names) if options.checks else {}
     rows: list[dict[str, Any]] = []
     if options.times:

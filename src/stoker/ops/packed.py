@@ -56,8 +56,10 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        tensors = {t.data_ptr(): t for t in (self.packed, self.scales, self.row_scales)}.values()
-        return sum(t.numel() * t.element_size() for t in tensors)
+        tensors = [self.packed]
+        tensors += [self.scales] if self.kind in (Kind.INT4, Kind.FP8, Kind.NVFP4) else []
+        tensors += [self.row_scales] if self.kind in (Kind.INT8, Kind.NVFP4) else []
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def __getitem__(self, index: int | Tensor) -> Self:
         """Some of the leading (expert) dimension."""

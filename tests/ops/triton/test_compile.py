@@ -1,6 +1,10 @@
 """Every kernel compiles, without a GPU, for the boxes Stoker is for, and fits their shared memory."""
 
+import os
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +48,17 @@ def compiled(name: str) -> tuple[dict[str, tuple[int, int]], int]:
     target = TARGETS[name]
     found = {variant.name: compile_for(variant, target) for variant in each_kernel(target.backend == "cuda")}
     return {name: (needs.shared, needs.spills or 0) for name, needs in found.items()}, target.shared_limit
+
+
+def test_the_triton_of_gpu_machines_compiles_them_too() -> None:
+    """`make test` puts it there; kernels must not use what only the newest version has."""
+    root = Path(__file__).parents[3]
+    other = root / "build/triton-3.6.0"
+    if not (other / ".ready").exists():
+        pytest.skip(f"no Triton in {other}: `make test` and `make kernels` install it")
+    command = [sys.executable, "-m", "benchmarks.kernel_table", "--small", "--no-parity", "--target", "sm_90"]
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": str(other)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Triton 3.6.0" in done.stdout

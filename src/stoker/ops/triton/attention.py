@@ -151,13 +151,13 @@ def _join(sums_ptr, highest_ptr, totals_ptr, at, d, ok, splits, D: tl.constexpr)
     return out / tl.where(ok, total, 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_rows", "table", "splits_kept"])
 def attention_kernel(
     y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, q_norm_ptr, k_norm_ptr, cos_ptr,
-    sin_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, counters_ptr, cached_ptr, lengths_ptr,
-    BLOCK_ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    sin_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, counters_ptr, cached_ptr, lengths_ptr, block_rows,
+    splits_kept, table, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     Q_WIDTH: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr,
-    TABLE: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
     LEAST: tl.constexpr, STORED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -175,14 +175,14 @@ def attention_kernel(
     begin = split * KEYS
     if (first < length) & (begin < stop):
         d = tl.arange(0, D)[None, :]
-        table_ptr = tables_ptr + sequence * TABLE
+        table_ptr = tables_ptr + sequence * table
         # new keys of this split, eight at a time
         fresh_from = tl.maximum(cached, begin)
         fresh_stop = tl.minimum(cached + length, begin + KEYS)
         for start in range(fresh_from, fresh_stop, 8):
             position = (start + tl.arange(0, 8))[:, None]
             ok = position < fresh_stop
-            at = (sequence * BLOCK_ROWS + position - cached) * WIDTH + KEY_AT + kv_head * D
+            at = (sequence * block_rows + position - cached) * WIDTH + KEY_AT + kv_head * D
             k = _rotated(y_ptr, at, ok, d, k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
             v = tl.load(y_ptr + at + KV_HEADS * D + d, mask=ok, other=0.0).to(STORED)
             page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
@@ -200,7 +200,7 @@ def attention_kernel(
         token = first + m // GROUP_PADDED
         head = m % GROUP_PADDED
         real = (token < length) & (head < GROUP)
-        row = sequence * BLOCK_ROWS + token
+        row = sequence * block_rows + token
         at = row * WIDTH + (kv_head * GROUP + head) * Q_WIDTH
         q = _rotated(y_ptr, at, real, d, q_norm_ptr, cos_ptr, sin_ptr, cached + token, HALF, D, EPS, STORED).to(DOT)
         top = tl.full((TILE * GROUP_PADDED, 1), -1e30, tl.float32)
@@ -229,7 +229,7 @@ def attention_kernel(
                 weights = weights * tl.load(value_scales_ptr + place, mask=there, other=0.0).to(tl.float32)[None, :]
             out = tl.dot(weights.to(DOT), v.to(DOT), out * fade)
             top = after
-        at = (row * HEADS + kv_head * GROUP + head) * SPLITS
+        at = (row * HEADS + kv_head * GROUP + head) * splits_kept
         tl.store(highest_ptr + at + split, top, mask=real)
         tl.store(totals_ptr + at + split, total, mask=real)
         tl.store(sums_ptr + (at + split).to(tl.int64) * D + d, out, mask=real)
@@ -253,24 +253,24 @@ def _gate_and_store(y_ptr, out_ptr, value, row, head, d, ok, WIDTH: tl.constexpr
     tl.store(out_ptr + (row * HEADS + head) * D + d, value.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_rows", "splits_kept"])
 def join_kernel(
-    y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, BLOCK_ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, block_rows, splits_kept,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
     KEYS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; the same sums as `_join`."""
     wait_for_inputs(PDL)
     row = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
-    sequence = row // BLOCK_ROWS
-    token = row % BLOCK_ROWS
+    sequence = row // block_rows
+    token = row % block_rows
     length = tl.load(lengths_ptr + sequence)
     if token < length:
         # as many splits as the tile of the token has: those it does not see weigh nothing
         stop = tl.load(cached_ptr + sequence) + tl.minimum(token // TILE * TILE + TILE, length)
         splits = (stop + KEYS - 1) // KEYS
-        at = tl.program_id(0) * SPLITS
+        at = tl.program_id(0) * splits_kept
         d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         s = tl.arange(0, 128)
         tops = tl.full((128,), float("-inf"), tl.float32)
@@ -316,16 +316,17 @@ def attention(
     if fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     shape: dict[str, Any] = {
-        "BLOCK_ROWS": sequences.rows, "WIDTH": heads.width, "HEADS": heads.count, "D": heads.dim,
-        "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "SPLITS": partials.splits, "KEYS": SPLIT, "TILE": TOKENS,
+        "WIDTH": heads.width, "HEADS": heads.count, "D": heads.dim,
+        "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "KEYS": SPLIT, "TILE": TOKENS,
     }  # fmt: skip
     math = {key: value for key, value in arithmetic(y.device).items() if key != "PTX"}
     attention_kernel[(partials.splits, sequences.count * heads.kv_count, tiles)](
         y, keys, values, pages.key_scales if fp8 else keys, pages.value_scales if fp8 else values, pages.tables,
         weights.q_norm, weights.k_norm, weights.cos, weights.sin, partials.sums, partials.highest, partials.totals,
-        out, workspace.counters, sequences.cached, sequences.lengths, **shape, KV_HEADS=heads.kv_count,
+        out, workspace.counters, sequences.cached, sequences.lengths, sequences.rows, partials.splits,
+        pages.tables.shape[1], **shape, KV_HEADS=heads.kv_count,
         HALF=weights.cos.shape[1], EPS=weights.eps, SCALE=heads.dim**-0.5, PAGE=pages.keys.shape[1],
-        TABLE=pages.tables.shape[1], GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)), FP8_PAGES=fp8,
+        GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)), FP8_PAGES=fp8,
         JOIN=join, MAX=E4M3_MAX, LEAST=SMALLEST_SCALE,
         STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **math,
         **dependent(y.device, pdl),
@@ -334,8 +335,9 @@ def attention(
         math.pop("DOT")
         columns = min(JOIN_COLUMNS, heads.dim)
         join_kernel[(tokens * heads.count, heads.dim // columns)](
-            y, partials.sums, partials.highest, partials.totals, out, sequences.cached, sequences.lengths, **shape,
-            COLUMNS=columns, AHEAD=4 if INTERPRETED else JOIN_AHEAD, num_warps=2, **register_limit(128), **math,
+            y, partials.sums, partials.highest, partials.totals, out, sequences.cached, sequences.lengths,
+            sequences.rows, partials.splits, **shape, COLUMNS=columns,
+            AHEAD=4 if INTERPRETED else JOIN_AHEAD, num_warps=2, **register_limit(128), **math,
             **dependent(y.device, pdl),
         )  # fmt: skip
 

@@ -78,15 +78,15 @@ def ring_size(window: int, kernel: int) -> int:
 
 
 @triton.jit
-def _conv(y_ptr, inputs_ptr, conv_ptr, channel, position, live, cached, row, WIDTH: tl.constexpr,
-          CHANNELS: tl.constexpr, RING: tl.constexpr, TAPS: tl.constexpr):  # fmt: skip
+def _conv(y_ptr, inputs_ptr, conv_ptr, channel, position, live, cached, row, ring, WIDTH: tl.constexpr,
+          CHANNELS: tl.constexpr, TAPS: tl.constexpr):  # fmt: skip
     """silu(conv) [KEPT, channels] at `position`; inputs before `cached` lie in the ring, others in y from `row` on."""
     total = tl.zeros((KEPT, channel.shape[1]), tl.float32)
     for tap in tl.static_range(TAPS):
         at = position + (tap + 1 - TAPS)
         old = live & (at >= 0) & (at < cached)
         new = live & (at >= cached)
-        x = tl.load(inputs_ptr + (at % RING) * CHANNELS + channel, mask=old, other=0.0).to(tl.float32)
+        x = tl.load(inputs_ptr + (at % ring) * CHANNELS + channel, mask=old, other=0.0).to(tl.float32)
         fresh = tl.load(y_ptr + (row + at - cached) * WIDTH + channel, mask=new, other=0.0)
         x += fresh.to(inputs_ptr.dtype.element_ty).to(tl.float32)
         weight = tl.load(conv_ptr + tap * CHANNELS + channel)
@@ -114,11 +114,11 @@ def _number(vector, j):
     return tl.sum(tl.where(tl.arange(0, KEPT) == j, vector, 0.0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_rows", "ring"])
 def deltanet_kernel(
     y_ptr, out_ptr, state_ptr, inputs_ptr, gates_ptr, conv_ptr, decay_ptr, bias_ptr, norm_ptr, slots_ptr, cached_ptr,
-    lengths_ptr, replay_ptr, BLOCK_ROWS: tl.constexpr, WIDTH: tl.constexpr, KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, RING: tl.constexpr, TAPS: tl.constexpr,
+    lengths_ptr, replay_ptr, block_rows, ring, WIDTH: tl.constexpr, KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TAPS: tl.constexpr,
     EPS: tl.constexpr, L2: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (h, b): value head h of sequence b."""
@@ -132,10 +132,10 @@ def deltanet_kernel(
     cached = tl.load(cached_ptr + sequence)
     replay = tl.load(replay_ptr + sequence)
     count = replay + tl.load(lengths_ptr + sequence)
-    row = sequence * BLOCK_ROWS
+    row = sequence * block_rows
     state_ptr += (slot * HEADS + head) * (K * V)
-    inputs_ptr += slot * (RING * CHANNELS)
-    gates_ptr += slot * (RING * 2 * HEADS)
+    inputs_ptr += slot * (ring * CHANNELS)
+    gates_ptr += slot * (ring * 2 * HEADS)
     cell = tl.arange(0, K)[:, None] * V + tl.arange(0, V)[None, :]
     state = tl.load(state_ptr + cell)
     q_channel = head // SPREAD * K + tl.arange(0, K)[None, :]
@@ -150,16 +150,16 @@ def deltanet_kernel(
         new = (i >= replay) & (i < count)
         live = (i < count)[:, None]
         at = position[:, None]
-        q = _conv(y_ptr, inputs_ptr, conv_ptr, q_channel, at, live, cached, row, WIDTH, CHANNELS, RING, TAPS)
-        k = _conv(y_ptr, inputs_ptr, conv_ptr, KEYS + q_channel, at, live, cached, row, WIDTH, CHANNELS, RING, TAPS)
-        v = _conv(y_ptr, inputs_ptr, conv_ptr, v_channel, at, live, cached, row, WIDTH, CHANNELS, RING, TAPS)
+        q = _conv(y_ptr, inputs_ptr, conv_ptr, q_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
+        k = _conv(y_ptr, inputs_ptr, conv_ptr, KEYS + q_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
+        v = _conv(y_ptr, inputs_ptr, conv_ptr, v_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
         q = q * (SCALE / tl.sqrt(tl.sum(q * q, 1) + L2))[:, None]
         k = k * (1.0 / tl.sqrt(tl.sum(k * k, 1) + L2))[:, None]
         qk = tl.sum(q * k, 1)
         mine = (row + i - replay) * WIDTH
         a = tl.load(y_ptr + mine + (CHANNELS + HEADS * V) + head, mask=new, other=0.0)
         b = tl.load(y_ptr + mine + (CHANNELS + HEADS * V + HEADS) + head, mask=new, other=0.0)
-        kept = gates_ptr + (position % RING) * (2 * HEADS) + head
+        kept = gates_ptr + (position % ring) * (2 * HEADS) + head
         g = tl.where(new, _softplus(a + bias) * decay, tl.load(kept, mask=old, other=0.0))
         beta = tl.where(new, 1.0 / (1.0 + tl.exp(-b)), tl.load(kept + HEADS, mask=old, other=0.0))
         z = tl.load(y_ptr + mine[:, None] + (CHANNELS + head * V) + tl.arange(0, V)[None, :], mask=new[:, None],
@@ -168,7 +168,7 @@ def deltanet_kernel(
         # what the next step replays; no place of these is read by any program of this launch
         tl.store(kept, g, mask=new)
         tl.store(kept + HEADS, beta, mask=new)
-        place = inputs_ptr + (at % RING) * CHANNELS
+        place = inputs_ptr + (at % ring) * CHANNELS
         fresh = tl.load(y_ptr + mine[:, None] + v_channel, mask=new[:, None], other=0.0)
         tl.store(place + v_channel, fresh.to(inputs_ptr.dtype.element_ty), mask=new[:, None])
         if head % SPREAD == 0:
@@ -226,8 +226,8 @@ def deltanet(
     check_sequences(sequences, y)
     deltanet_kernel[(heads, sequences.count)](
         y, out, state.recurrent, state.inputs, state.gates, weights.conv, weights.decay, weights.bias, weights.norm,
-        sequences.slots, sequences.cached, sequences.lengths, sequences.replay, BLOCK_ROWS=sequences.rows,
-        WIDTH=width, KEY_HEADS=state.key_heads, HEADS=heads, K=key_dim, V=value_dim, RING=ring, TAPS=taps,
+        sequences.slots, sequences.cached, sequences.lengths, sequences.replay, sequences.rows, ring, WIDTH=width,
+        KEY_HEADS=state.key_heads, HEADS=heads, K=key_dim, V=value_dim, TAPS=taps,
         EPS=weights.eps, L2=L2_EPS, SCALE=key_dim**-0.5, num_warps=warps(key_dim, value_dim),
         **_fusion(y.device), **dependent(y.device, pdl),
     )  # fmt: skip

@@ -83,11 +83,11 @@ def _swiglu(products, inverse, row, unit, hidden_ptr, INTER: tl.constexpr):
     tl.store(at, y.to(hidden_ptr.dtype.element_ty), mask=(row >= 0)[None, :])
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "shared_tiles"])
 def gate_up_kernel(
     x_ptr, rms_ptr, tile_expert_ptr, tile_pairs_ptr, packed_ptr, scales_ptr, row_scales_ptr, shared_packed_ptr,
-    shared_scales_ptr, shared_row_scales_ptr, hidden_ptr, tokens, KIND: tl.constexpr, ROWS: tl.constexpr,
-    SHARED_KIND: tl.constexpr, SHARED_ROWS: tl.constexpr, SHARED_TILES: tl.constexpr, IN: tl.constexpr,
+    shared_scales_ptr, shared_row_scales_ptr, hidden_ptr, tokens, shared_tiles, KIND: tl.constexpr,
+    ROWS: tl.constexpr, SHARED_KIND: tl.constexpr, SHARED_ROWS: tl.constexpr, IN: tl.constexpr,
     TOP_K: tl.constexpr, ONE_TOKEN: tl.constexpr, SLICES: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr,
     SHARED_AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def gate_up_kernel(
     tile = tl.program_id(1)
     column = tl.arange(0, 8)
     x_column, _ = token_rows(SLICES, 8)
-    if tile < SHARED_TILES:
+    if tile < shared_tiles:
         token = tile * 8 + column
         token = tl.where(token < tokens, token, -1)
         x_row = tile * 8 + x_column
@@ -110,7 +110,7 @@ def gate_up_kernel(
                                     SLICES, SHARED_AHEAD, CHUNK, PTX, DOT)  # fmt: skip
         _swiglu(products, inverse, tl.where(token >= 0, tokens * TOP_K + token, -1), unit, hidden_ptr, INTER)
     else:
-        i = tile - SHARED_TILES
+        i = tile - shared_tiles
         expert = tl.load(tile_expert_ptr + i)
         if expert >= 0:
             if ONE_TOKEN:
@@ -154,12 +154,13 @@ def _combine(outputs_ptr, weights_ptr, shared_ptr, stream_ptr, next_scale_ptr, s
     tl.store(squares_ptr + token * (OUT // 16) + unit, tl.sum(value * value, 1), mask=ok)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "shared_tiles"])
 def down_kernel(
     hidden_ptr, tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, weights_ptr, shared_ptr, packed_ptr, scales_ptr,
     row_scales_ptr, shared_packed_ptr, shared_scales_ptr, shared_row_scales_ptr, outputs_ptr, stream_ptr,
-    next_scale_ptr, scaled_ptr, squares_ptr, counters_ptr, tokens, KIND: tl.constexpr, ROWS: tl.constexpr,
-    SHARED_KIND: tl.constexpr, SHARED_TILES: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TOP_K: tl.constexpr,
+    next_scale_ptr, scaled_ptr, squares_ptr, counters_ptr, tokens, shared_tiles, KIND: tl.constexpr,
+    ROWS: tl.constexpr, SHARED_KIND: tl.constexpr, SHARED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    TOP_K: tl.constexpr,
     ONE_TOKEN: tl.constexpr, SLICES: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr,
     SHARED_AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -170,8 +171,8 @@ def down_kernel(
     column = tl.arange(0, 8)
     x_column, _ = token_rows(SLICES, 8)
     row = unit * 16 + tl.arange(0, 16)[:, None]
-    live = tile < SHARED_TILES
-    if tile < SHARED_TILES:
+    live = tile < shared_tiles
+    if tile < shared_tiles:
         token = tile * 8 + column
         output = tl.where(token < tokens, tokens * TOP_K + token, -1)
         x_token = tile * 8 + x_column
@@ -181,7 +182,7 @@ def down_kernel(
                                     CHUNK, PTX, DOT)  # fmt: skip
         tl.store(outputs_ptr + output[None, :] * OUT + row, products[0], mask=(output >= 0)[None, :])
     else:
-        i = tile - SHARED_TILES
+        i = tile - shared_tiles
         expert = tl.load(tile_expert_ptr + i)
         live = expert >= 0
         if expert >= 0:
@@ -196,12 +197,12 @@ def down_kernel(
             tl.store(outputs_ptr + pair[None, :] * OUT + row, products[0], mask=(pair >= 0)[None, :])
     if live:
         tl.debug_barrier()
-        expected = tl.load(tile_count_ptr) + SHARED_TILES
+        expected = tl.load(tile_count_ptr) + shared_tiles
         if tl.atomic_add(counters_ptr + unit, 1, sem="acq_rel") == expected - 1:
             tl.debug_barrier()
             for first in range(0, tokens, 8):
                 _combine(outputs_ptr, weights_ptr, shared_ptr, stream_ptr, next_scale_ptr, scaled_ptr, squares_ptr,
-                         unit, first, tokens, OUT, TOP_K, SHARED_TILES > 0)  # fmt: skip
+                         unit, first, tokens, OUT, TOP_K, SHARED)  # fmt: skip
             tl.store(counters_ptr + unit, 0)
 
 
@@ -239,18 +240,19 @@ def experts(
     tiles = routing.experts if one else routing.tile_expert
     first, second = shared_gate_up or gate_up, shared_down or down
     shared_tiles = triton.cdiv(tokens, TILE) if shared_gate_up else 0
-    common = {"TOP_K": top_k, "ONE_TOKEN": one, "SHARED_TILES": shared_tiles, "KIND": int(gate_up.kind),
+    common = {"TOP_K": top_k, "ONE_TOKEN": one, "KIND": int(gate_up.kind),
               "SHARED_KIND": int(first.kind), **arithmetic(x.device), **dependent(x.device, pdl)}  # fmt: skip
     grid = shared_tiles + tokens * top_k
     gate_up_kernel[(inter // UNIT, grid)](
         x, routing.inverse_rms, tiles, routing.tile_pairs, *weight_tensors(gate_up), *weight_tensors(first),
-        buffers.hidden, tokens, ROWS=gate_up.rows, SHARED_ROWS=first.rows, IN=hidden, **common,
+        buffers.hidden, tokens, shared_tiles, ROWS=gate_up.rows, SHARED_ROWS=first.rows, IN=hidden, **common,
         **launch_shape(hidden, gated=True, kinds=(gate_up.kind, first.kind)),
     )  # fmt: skip
     down_kernel[(hidden // UNIT, grid)](
         buffers.hidden, tiles, routing.tile_pairs, routing.tile_count, routing.weights, routing.shared,
         *weight_tensors(down), *weight_tensors(second), buffers.outputs, stream.x, next_scale, x, squares,
-        workspace.counters, tokens, ROWS=down.rows, IN=inter, OUT=hidden, **common,
+        workspace.counters, tokens, shared_tiles, ROWS=down.rows, IN=inter, OUT=hidden, SHARED=shared_tiles > 0,
+        **common,
         **launch_shape(inter, gated=False, kinds=(down.kind, second.kind)),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ class Shape:
 MODEL = Shape(3072, 1024, 8192, 20608)
 SMALL = Shape(512, 256, 4096, 1024)  # the same code paths, compiled faster: for tests
 HEADS = attention.Heads(32, 2, 256, gated=True)
-DELTA = {"KEY_HEADS": 16, "HEADS": 64, "K": 128, "V": 128, "TAPS": 4, "RING": 8}
+DELTA = {"KEY_HEADS": 16, "HEADS": 64, "K": 128, "V": 128, "TAPS": 4}
 MATH = {"PTX": True, "DOT": tl.bfloat16, "PDL": True, "enable_fp_fusion": False}
 PLAIN = {"PDL": True, "enable_fp_fusion": False}
 FLOATS = [
@@ -145,11 +145,11 @@ def _route(shape: Shape, tokens: int) -> Variant:
 
 def _experts(shape: Shape, tokens: int, kind: Kind, shared: Kind) -> list[Variant]:
     common = {
-        "KIND": int(kind), "SHARED_KIND": int(shared), "SHARED_TILES": -(-tokens // 8), "TOP_K": TOP_K,
+        "KIND": int(kind), "SHARED_KIND": int(shared), "TOP_K": TOP_K,
         "ONE_TOKEN": tokens == 1, **MATH,
     }  # fmt: skip
     gate_up = {"ROWS": 2 * shape.inter, "SHARED_ROWS": 2 * shape.inter, "IN": shape.hidden}
-    down = {"ROWS": shape.hidden, "OUT": shape.hidden, "IN": shape.inter}
+    down = {"SHARED": True, "ROWS": shape.hidden, "OUT": shape.hidden, "IN": shape.inter}
     types = {**TYPES, **_weight(kind), **_weight(shared, "shared_")}
     name = f"{kind.name}+{shared.name} T={tokens}"
     return [
@@ -166,7 +166,7 @@ def _experts(shape: Shape, tokens: int, kind: Kind, shared: Kind) -> list[Varian
 
 def _deltanet(shape: Shape) -> Variant:
     values = {
-        **DELTA, "BLOCK_ROWS": 1, "WIDTH": shape.rows, "EPS": 1e-6, "L2": 1e-6, "SCALE": 128**-0.5,
+        **DELTA, "WIDTH": shape.rows, "EPS": 1e-6, "L2": 1e-6, "SCALE": 128**-0.5,
         "num_warps": deltanet.warps(128, 128), **PLAIN,
     }  # fmt: skip
     return Variant("deltanet", deltanet.deltanet_kernel, values, TYPES)
@@ -174,15 +174,15 @@ def _deltanet(shape: Shape) -> Variant:
 
 def _heads() -> dict[str, Any]:
     return {
-        "BLOCK_ROWS": 4, "WIDTH": HEADS.width, "HEADS": HEADS.count, "D": HEADS.dim, "Q_WIDTH": 2 * HEADS.dim,
-        "SPLITS": 8, "KEYS": 256, "TILE": attention.TOKENS,
+        "WIDTH": HEADS.width, "HEADS": HEADS.count, "D": HEADS.dim, "Q_WIDTH": 2 * HEADS.dim,
+        "KEYS": 256, "TILE": attention.TOKENS,
     }  # fmt: skip
 
 
 def _attention(fp8: bool) -> Variant:
     values = {
         **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64,
-        "TABLE": 32, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": True, "MAX": 448.0, "LEAST": 2.0**-100,
+        "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": True, "MAX": 448.0, "LEAST": 2.0**-100,
         "STORED": tl.bfloat16, "DOT": tl.bfloat16, **attention.NVIDIA, **PLAIN,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"

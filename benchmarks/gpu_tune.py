@@ -1,0 +1,181 @@
+"""Launch settings that change no bit of a result, tried on one GPU at the shapes of Qwen3.5-122B-A10B.
+
+    PYTHONPATH=src:. python benchmarks/gpu_tune.py --json result.json
+
+For each projection, format and number of tokens: microseconds of every setting, the best first. What proves better goes
+into `launch_shape` of the kernel's file by hand, with this file's output as the record; nothing is tuned while serving.
+"""
+
+import argparse
+import datetime
+import json
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+
+from benchmarks.gpu_kernels import CUDA, MixerCase, workspace
+from benchmarks.gpu_timing import bandwidth, graph_us
+from benchmarks.gpu_weights import QWEN_122B, random_model, random_weight
+from stoker.engine.gpu.state import Bucket, StepBuffers, StepInputs
+from stoker.model.cache import PAGE_SIZE
+from stoker.model.config import FULL, LINEAR
+from stoker.ops.packed import Kind
+from stoker.ops.triton import deltanet as deltanet_file
+from stoker.ops.triton import experts as experts_file
+from stoker.ops.triton import linear as linear_file
+from stoker.ops.triton.experts import ExpertBuffers, experts
+from stoker.ops.triton.linear import Best, Stream, linear
+from stoker.ops.triton.route import Routing, route
+
+Setting = dict[str, int]
+# (format, out, in, tokens): units of rows in a program, groups asked for ahead, register limit
+SINGLE: list[Setting] = [
+    {"UNITS": units, "AHEAD": ahead, "maxnreg": registers}
+    for units, ahead, registers in (
+        (1, 1, 64),
+        (1, 1, 96),
+        (1, 2, 96),
+        (1, 3, 128),
+        (1, 6, 128),
+        (2, 1, 96),
+        (2, 2, 128),
+    )
+]
+MANY: list[Setting] = [
+    {"UNITS": units, "AHEAD": ahead, "maxnreg": registers}
+    for units, ahead, registers in (
+        (1, 2, 128),
+        (2, 1, 128),
+        (2, 2, 96),
+        (2, 2, 128),
+        (4, 1, 128),
+        (4, 1, 168),
+        (4, 2, 168),
+    )
+]
+LINEARS = [
+    (Kind.INT4, 20608, 3072, 1, SINGLE),
+    (Kind.INT4, 20608, 3072, 16, MANY),
+    (Kind.INT4, 3072, 8192, 1, SINGLE),
+    (Kind.INT4, 3072, 8192, 16, MANY),
+    (Kind.BF16, 248320, 3072, 1, SINGLE),
+    (Kind.INT8, 248320, 3072, 1, SINGLE),
+    (Kind.BF16, 248320, 3072, 16, MANY),
+]
+
+
+def tune_linear(kind: Kind, out: int, inputs: int, tokens: int, settings: list[Setting]) -> list[dict[str, Any]]:
+    matrices = [random_weight(kind, (out, inputs), CUDA) for _ in range(2 if out > 100000 else 24)]
+    x, space = torch.randn(tokens, inputs, device=CUDA).bfloat16(), workspace(tokens)
+    units = matrices[0].rows // 16
+    target: Any = torch.empty(tokens, out, device=CUDA)
+    if out > 100000:
+        target = Best(
+            torch.empty(tokens, units, device=CUDA), torch.empty(tokens, units, device=CUDA, dtype=torch.int32)
+        )
+    usual = linear_file.launch_shape
+
+    def changed(setting: Setting, *arguments: Any) -> dict[str, Any]:
+        return {**usual(*arguments), **setting}
+
+    found = []
+    for setting in [{}, *settings]:
+        with patch.object(linear_file, "launch_shape", partial(changed, setting)):
+            us = _try(lambda: graph_us([partial(linear, x, w, target, space) for w in matrices], 5))
+        found.append({"setting": setting, "us": us, "tb_s": matrices[0].nbytes / us / 1e6 if us else None})
+    return _sorted(f"{kind.name} {out}x{inputs} T={tokens}", found)
+
+
+def tune_experts(tokens: int) -> list[dict[str, Any]]:
+    from benchmarks.gpu_kernels import _only
+
+    config = QWEN_122B
+    assert config.moe is not None
+    layers = random_model(_only(config, FULL, 4), "int4", CUDA, 64).layers
+    x = torch.randn(tokens, config.hidden_size, device=CUDA).bfloat16()
+    scale, space = torch.ones(config.hidden_size, device=CUDA), workspace(tokens)
+    stream, routing = Stream(x, scale, x.clone()), Routing.allocate(tokens, config.moe.top_k, CUDA)
+    buffers = ExpertBuffers.allocate(tokens, config.moe.top_k, 1024, config.hidden_size, CUDA)
+    squares = torch.empty(tokens, config.hidden_size // 16, device=CUDA)
+    route(x, stream.scaled, layers[0].moe.router, routing, space, eps=1e-6, renormalize=True, shared=True)
+    usual, found = experts_file.launch_shape, []
+
+    def changed(setting: Setting, *arguments: Any, **named: Any) -> dict[str, Any]:
+        return {**usual(*arguments, **named), **setting}
+
+    for setting in (
+        {}, {"AHEAD": 2}, {"AHEAD": 3}, {"SHARED_AHEAD": 2}, {"AHEAD": 2, "maxnreg": 96}, {"AHEAD": 1, "maxnreg": 96},
+        {"AHEAD": 2, "maxnreg": 168},
+    ):  # fmt: skip
+        with patch.object(experts_file, "launch_shape", partial(changed, setting)):
+            calls = [
+                partial(experts, stream, routing, layer.moe.gate_up, layer.moe.down, layer.moe.shared_gate_up,
+                        layer.moe.shared_down, buffers, squares, space, scale)
+                for layer in [*layers] * 4
+            ]  # fmt: skip
+            found.append({"setting": setting, "us": _try(partial(graph_us, calls, 5))})
+    return _sorted(f"experts int4 T={tokens}", found)
+
+
+def tune_deltanet(batch: int, count: int) -> list[dict[str, Any]]:
+    case, bucket = MixerCase(QWEN_122B, LINEAR), Bucket(batch, count, 1)
+    states = [case.state(batch, count, 1) for _ in range(24)]
+    inputs, buffers = StepInputs.allocate(bucket, PAGE_SIZE, CUDA), StepBuffers.allocate(QWEN_122B, bucket, 0, CUDA)
+    inputs.sequences.slots.copy_(torch.arange(batch, device=CUDA))
+    inputs.sequences.cached.fill_(64)
+    inputs.sequences.replay.fill_(count)
+    y = torch.randn(bucket.tokens, buffers.projected[LINEAR].shape[1], device=CUDA)
+    found = []
+    for warps in (4, 8, 16):
+        with patch.object(deltanet_file, "warps", lambda *_, warps=warps: warps):
+            calls = [partial(case.launch, y, inputs, buffers, state) for state in states]
+            found.append({"setting": {"num_warps": warps}, "us": _try(partial(graph_us, calls, 5))})
+    return _sorted(f"deltanet B={batch} T={count}", found)
+
+
+def _try(call: Any) -> float | None:
+    try:
+        return float(call())
+    except Exception as failure:  # a setting the compiler refuses is no result
+        print(f"  {type(failure).__name__}: {str(failure)[:200]}")
+        return None
+
+
+def _sorted(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = sorted(({"what": name, **row} for row in found if row["us"]), key=lambda row: row["us"])
+    for row in rows:
+        print(f"{name:28} {row['us']:9.2f} us  {row['setting'] or 'as it is'}", flush=True)
+    torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the result here")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for job in LINEARS:
+        rows += tune_linear(*job)
+    for tokens in (1, 4, 13):
+        rows += tune_experts(tokens)
+    for batch, count in ((1, 1), (1, 13), (4, 3)):
+        rows += tune_deltanet(batch, count)
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "bandwidth": bandwidth(),
+        "rows": rows,
+    }
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The decode benchmark from end to end in Triton's interpreter, so that it runs on a GPU at the first try."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ops.triton.conftest import interpreter
+
+pytest.importorskip("triton")
+
+__all__ = ["interpreter"]
+CONTRACT = {
+    "shape", "weights", "batch", "draft", "accept_length", "context", "tokens_per_s", "steps_per_s", "bytes_per_step",
+    "copy_bandwidth", "fraction_of_ceiling", "distinct_experts", "acceptance_source",
+}  # fmt: skip
+
+
+def test_decode_with_drafts(interpreter, tmp_path: Path) -> None:
+    interpreter(check_decode, tmp_path / "result.json")
+
+
+def test_bytes_of_a_step_are_those_of_the_design(interpreter) -> None:
+    interpreter(check_bytes)
+
+
+def test_assumed_acceptance_has_the_mean_asked_for(interpreter) -> None:
+    interpreter(check_acceptance)
+
+
+def check_decode(path: Path) -> None:
+    from benchmarks.gpu_decode import main
+
+    # a DeltaNet layer; the MTP head has the attention
+    arguments = "--shape tiny --layers 1 --weights int4 --batch 1 --draft mtp:1 --accept-length 1.5 --context 10"
+    main([*arguments.split(), "--steps", "1", "--runs", "1", "--no-check", "--json", str(path)])
+    result = json.loads(path.read_text())
+    (row,) = result["rows"]
+    assert row.keys() >= CONTRACT
+    assert result["device"].startswith("CPU, interpreted")
+    assert row["acceptance_source"] == "assumed"
+    assert 1 <= row["accept_length"] <= 2
+    assert 2 <= row["distinct_experts"] <= 4
+
+
+def check_bytes() -> None:
+    """Without making the weights: what the formats take, from their shapes."""
+    import torch
+    from benchmarks.gpu_decode import bytes_per_step, expected_distinct
+    from benchmarks.gpu_weights import QWEN_122B, random_model
+
+    with torch.device("meta"):
+        weights = random_model(QWEN_122B, "int4", "meta", 16)
+        hybrid = random_model(QWEN_122B, "hybrid", "meta", 16)
+    plain = bytes_per_step(QWEN_122B, weights, 1, "none", 0, 8, 2)
+    assert abs(plain / 1e9 - 6.8) < 0.1
+    saved = plain - bytes_per_step(QWEN_122B, hybrid, 1, "none", 0, 8, 2)
+    assert abs(saved / 1e9 - (0.91 + 1.53) / 2) < 0.02, "half of the shared experts and of the head"
+    context = bytes_per_step(QWEN_122B, weights, 1, "none", 1000, 8, 2) - plain
+    assert context == 1000 * 24 * 1024, "24 KiB of keys and values a token"
+    assert round(expected_distinct(QWEN_122B, 3)) == 23
+    assert round(expected_distinct(QWEN_122B, 13)) == 87
+
+
+def check_acceptance() -> None:
+    from benchmarks.gpu_decode import assumed_counts
+
+    for length, rows in ((2.6, 3), (9.3, 13), (1.0, 2)):
+        counts = assumed_counts(length, rows, 4)
+        assert counts.float().mean().sub(length).abs() < 0.01
+        assert 1 <= int(counts.min()) <= int(counts.max()) <= rows
+    with pytest.raises(SystemExit, match=r"--accept-length 3.5 is not between 1 and the 3 tokens of a step."):
+        assumed_counts(3.5, 3, 1)

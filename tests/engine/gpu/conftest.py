@@ -1,0 +1,3 @@
+from tests.ops.triton.conftest import interpreter
+
+__all__ = ["interpreter"]
