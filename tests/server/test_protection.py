@@ -23,7 +23,8 @@ KEY = "sk-0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Running]:
-    server = Running("--model", "demo", "--users", "1", "--no-self-test", env={"STOKER_API_KEY": KEY})
+    options = ("--model", "demo", "--users", "1", "--no-self-test", "--request-timeout", "4")
+    server = Running(*options, env={"STOKER_API_KEY": KEY})
     try:
         yield server.wait(KEY)
     finally:
@@ -68,6 +69,17 @@ def test_with_the_key_in_any_of_its_places(locked: Running) -> None:
         assert locked.get("/", headers=headers).status_code == 200
     assert locked.get("/", headers={"authorization": "Basic !!"}).status_code == 401
     assert KEY not in locked.log
+
+
+def test_a_request_that_takes_too_long_is_ended(locked: Running) -> None:
+    headers, body = {"x-api-key": KEY}, chat_body(max_tokens=8000, ignore_eos=True, temperature=2.0)
+    whole = locked.post("/v1/chat/completions", body, headers=headers)
+    assert whole.status_code == 504, whole.text
+    assert "ended after 4 s with" in whole.json()["error"]["message"]
+    streamed = locked.post("/v1/chat/completions", {**body, "stream": True}, headers=headers)
+    assert streamed.status_code == 200
+    assert "ended after 4 s with" in streamed.text.split("data: ")[-2]
+    assert locked.post("/v1/chat/completions", chat_body(max_tokens=2), headers=headers).status_code == 200
 
 
 def test_only_the_bound_address_answers(shared: Running) -> None:

@@ -57,10 +57,16 @@ class ApiError(Exception):
         return self.anthropic() if path.startswith("/v1/messages") else self.openai()
 
 
+class TimedOut(StokerError):
+    """A request that took longer than requests may."""
+
+
 def api_error(error: StokerError) -> ApiError:
     """How an error of the engine or of our own checks is told to a client."""
     if isinstance(error, RequestError):
         return ApiError(400, str(error))
+    if isinstance(error, TimedOut):
+        return ApiError(504, str(error), code="timeout")
     if isinstance(error, EngineError):
         return ApiError(503, str(error), code="engine_unavailable", retry_after=RETRY_S)
     return ApiError(500, str(error))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.engine.client import Stream
 from stoker.engine.request import Event, Finish, Stats, TokenLogprob
 from stoker.errors import RequestError, StokerError
-from stoker.server.errors import ApiError, api_error
+from stoker.server.errors import TimedOut, api_error
 from stoker.server.parse.answer import AnswerParser
 from stoker.server.parse.pieces import Content, Piece
 from stoker.server.served import ServedModel
@@ -84,7 +84,9 @@ class Generation:
         self._stream, self._metrics = stream, metrics
         self._text = model.stream(ask.sampling.stop)
         self._parser = AnswerParser(ask.thinking, ask.tools) if ask.parsed else None
-        self._deadline, self._timeout = arrived_at + timeout, timeout
+        self._timeout = timeout
+        left = arrived_at + timeout - time.perf_counter()
+        self._timer = asyncio.get_running_loop().call_later(left, self._expire)
         self._ended = False
 
     @property
@@ -107,6 +109,7 @@ class Generation:
             self._stream.cancel()
 
     def close(self) -> None:
+        self._timer.cancel()
         if not self._ended:
             self._ended = True
             self._metrics.ended(Finish.CANCELLED, self.progress, Stats(prompt_tokens=len(self.ask.prompt)))
@@ -114,23 +117,21 @@ class Generation:
 
     async def _next(self) -> Delta:
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._deadline - time.perf_counter()):
-                event = await anext(self._stream)
-        except TimeoutError:
-            self._fail()
-            self._stream.cancel()
-            raise ApiError(
-                504,
-                f"The request was ended after {self._timeout:,.0f} s with {self.progress.tokens:,} tokens out. "
-                "Ask for fewer tokens, or start the server with a larger --request-timeout.",
-                code="timeout",
-            ) from None
+            event = await anext(self._stream)
         except StokerError as error:
             self._fail()
             raise api_error(error) from error
         except StopAsyncIteration:
             raise RuntimeError("an answer was read beyond its end") from None
         return self._delta(event)
+
+    def _expire(self) -> None:
+        self.abort(
+            TimedOut(
+                f"the request was ended after {self._timeout:,.0f} s with {self.progress.tokens:,} tokens out. "
+                "Ask for fewer tokens, or start the server with a larger --request-timeout."
+            )
+        )
 
     def _delta(self, event: Event) -> Delta:
         if event.finish is Finish.CANCELLED:  # by nobody here: the engine was told to by someone else

@@ -21,6 +21,7 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # or a proxy would collect the events
 ]
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ClientGone(Exception):
@@ -29,7 +30,7 @@ class ClientGone(Exception):
 
 def data(message: dict[str, Any]) -> str:
     """One event without a name."""
-    return f"data: {json.dumps(message, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {_encode(message)}\n\n"
 
 
 def event(name: str, message: dict[str, Any]) -> str:
@@ -55,10 +56,21 @@ class EventStream(Response):
         self._end, self._close = end, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop, stalled = asyncio.get_running_loop(), False
+
+        def let_go(writing: "asyncio.Task[None] | None") -> None:
+            nonlocal stalled
+            stalled = True
+            log.warning("a client took nothing of its stream for %.0f s and was let go", self._stall_timeout)
+            if writing:
+                writing.cancel()
+
         async def write(text: str, more: bool = True) -> None:
-            body = {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more}
-            async with asyncio.timeout(self._stall_timeout):
-                await send(body)
+            patience = loop.call_later(self._stall_timeout, let_go, asyncio.current_task())
+            try:
+                await send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more})
+            finally:
+                patience.cancel()
 
         async def stream() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -69,8 +81,9 @@ class EventStream(Response):
                     await write(self._end, more=False)
                 except ApiError as error:
                     await write(self._on_error(error) + self._end, more=False)
-                except TimeoutError:
-                    log.warning("a client took nothing of its stream for %.0f s and was let go", self._stall_timeout)
+                except asyncio.CancelledError:
+                    if not stalled:
+                        raise
                 except Exception as error:
                     log.exception("an answer broke off")
                     broken = ApiError(500, f"The answer broke off: {type(error).__name__}.")
