@@ -1,7 +1,8 @@
 """What HTTP costs: the same requests to an engine process directly and through `stoker serve`, in turns.
 
 The ceiling is the engine's own throughput, its events read and thrown away; the server parses requests, renders them,
-turns tokens into text, looks for tool calls, and sends events. Everything runs on this machine, the client included.
+turns tokens into text, looks for tool calls, and sends events. Everything runs on this machine, the client included, so
+where other work takes the processors, look at CPU time: it says what the server adds, whoever else runs.
 With --load, many clients stream for a while and every streamed answer is compared with the same one asked for whole.
 Run with `python -m benchmarks.server_overhead`.
 """
@@ -52,6 +53,9 @@ class Row:
     clients: int
     engine_tokens_per_s: list[float] = field(default_factory=list)
     server_tokens_per_s: list[float] = field(default_factory=list)
+    tokens: int = 0  # made through the server ...
+    server_cpu_s: float = 0.0  # ... and what its two processes computed for them
+    engine_cpu_s: float = 0.0
 
     @property
     def overhead(self) -> float:
@@ -61,14 +65,14 @@ class Row:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[str]:
-    """A server process; its address."""
+def serving(*options: str) -> Iterator[tuple[str, int]]:
+    """A server process: its address and id."""
     with tempfile.NamedTemporaryFile("w+") as log:
         start = "from stoker.cli.main import run; run()"
         command = [sys.executable, "-c", start, "serve", "--model", "demo", "--port", "0", *options]
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         try:
-            yield _address(process, Path(log.name))
+            yield _address(process, Path(log.name)), process.pid
         finally:
             process.terminate()
             process.wait(60)
@@ -102,7 +106,9 @@ async def through_engine(engine: EngineProcess, prompt_ids: list[list[int]], dra
     return sum(counts) / (time.perf_counter() - began)
 
 
-async def through_server(url: str, questions: list[str]) -> float:
+async def through_server(url: str, questions: list[str]) -> tuple[float, int]:
+    """Tokens per second, and tokens."""
+
     async def read(session: aiohttp.ClientSession, question: str) -> int:
         body = chat(question, stream=True, ignore_eos=True, stream_options={"include_usage": True})
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
@@ -112,7 +118,19 @@ async def through_server(url: str, questions: list[str]) -> float:
     async with aiohttp.ClientSession() as session:
         began = time.perf_counter()
         counts = await asyncio.gather(*(read(session, question) for question in questions))
-        return sum(counts) / (time.perf_counter() - began)
+        return sum(counts) / (time.perf_counter() - began), sum(counts)
+
+
+def cpu_s(process: int) -> float:
+    """What a process has computed so far, all its threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def engine_of(url: str) -> int:
+    """The process of a server's engine."""
+    with urllib.request.urlopen(f"{url}/state", timeout=60) as response:
+        return int(json.load(response)["engine"]["pid"])
 
 
 def chat(question: str, **more: Any) -> dict[str, Any]:
@@ -129,8 +147,9 @@ def measure_overhead(drafts: list[str], clients: list[int], rounds: int, console
         for draft in drafts:
             config = ServerConfig(EMBEDDED, ("demo",), draft=draft, users=most)
             spec = EngineSpec(EMBEDDED, plan_engine(config, read_memory()).engine, DraftChoice.parse(draft))
-            with serving("--draft", draft, "--users", str(most)) as url, EngineProcess(spec) as engine:
+            with serving("--draft", draft, "--users", str(most)) as (url, server), EngineProcess(spec) as engine:
                 engine.ready.result(600)
+                served_by = engine_of(url)
                 for count in clients:
                     row = Row(draft, count)
                     asked = [QUESTIONS[place % len(QUESTIONS)] for place in range(count)]
@@ -138,10 +157,14 @@ def measure_overhead(drafts: list[str], clients: list[int], rounds: int, console
                     ids = [tokenizer.encode_chat(messages, **NO_THINK) for messages in said]
                     for turn in range(rounds + 1):
                         direct = asyncio.run(through_engine(engine, ids, draft))
-                        served = asyncio.run(through_server(url, asked))
+                        before = cpu_s(server), cpu_s(served_by)
+                        served, tokens = asyncio.run(through_server(url, asked))
                         if turn:  # the first one warms up
                             row.engine_tokens_per_s.append(direct)
                             row.server_tokens_per_s.append(served)
+                            row.tokens += tokens
+                            row.server_cpu_s += cpu_s(server) - before[0]
+                            row.engine_cpu_s += cpu_s(served_by) - before[1]
                         bar.advance(task)
                     rows.append(row)
     return rows
@@ -254,18 +277,26 @@ def main() -> None:
 def _overhead_document(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     rows = measure_overhead(options.draft, options.clients, options.rounds, console)
     table = Table(title="the embedded model, measured here", box=SIMPLE, pad_edge=False)
-    for name in ("drafting", "at a time", "engine alone, tok/s", "through the server, tok/s", "overhead"):
+    columns = ("drafting", "at a time", "engine alone, tok/s", "through the server, tok/s", "overhead")
+    for name in (*columns, "CPU per token: engine", "server", "share"):
         table.add_column(name, justify="left" if name == "drafting" else "right")
     for row in rows:
         engine, server = map(statistics.median, (row.engine_tokens_per_s, row.server_tokens_per_s))
-        table.add_row(row.draft, str(row.clients), f"{engine:.0f}", f"{server:.0f}", f"{row.overhead:.1%}")
+        costs = [f"{seconds / row.tokens * 1e6:.0f} µs" for seconds in (row.engine_cpu_s, row.server_cpu_s)]
+        share = f"{row.server_cpu_s / row.engine_cpu_s:.1%}"
+        table.add_row(
+            row.draft, str(row.clients), f"{engine:.0f}", f"{server:.0f}", f"{row.overhead:.1%}", *costs, share
+        )
     console.print(table)
     return {"rows": [{**asdict(row), "overhead": row.overhead} for row in rows]}
 
 
 def _load_document(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     clients = 64 if options.clients == [1, 8] else options.clients[0]
-    with serving("--users", str(clients), "--queue", "64") as url, Progress(console=console, transient=True) as bar:
+    with (
+        serving("--users", str(clients), "--queue", "64") as (url, _),
+        Progress(console=console, transient=True) as bar,
+    ):
         found = asyncio.run(load(url, clients, options.seconds, bar))
     document: dict[str, Any] = {
         "clients": clients,
