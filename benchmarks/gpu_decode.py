@@ -233,15 +233,36 @@ def operation_times(decode: Decode) -> list[dict[str, Any]]:
         for _ in range(steps):
             decode.once()
         torch.cuda.synchronize()
+    events = [event for event in profiler.events() if "cuda" in str(event.device_type).lower()]
+    events.sort(key=lambda event: event.time_range.start)
     found: dict[str, list[float]] = {}
-    for event in profiler.events():
-        if "cuda" in str(event.device_type).lower():
-            found.setdefault(event.name[:40], []).append(event.device_time)
+    for name, event in zip(labels([event.name for event in events]), events, strict=True):
+        found.setdefault(name, []).append(event.time_range.elapsed_us())
     rows = [
         {"kernel": name, "launches": len(times) / steps, "us": sum(times) / steps, "us_each": statistics.median(times)}
         for name, times in found.items()
     ]
     return sorted(rows, key=lambda row: -row["us"])
+
+
+def labels(names: list[str]) -> list[str]:
+    """Kernels in the order they ran; `linear_kernel` is told apart by what comes before and after it."""
+    found: list[str] = []
+    role = "in"
+    for name in names:
+        label = name[:40]
+        if name == "linear_kernel":
+            label, role = f"linear {role}", "out"
+        elif name == "mtp_inputs_kernel":
+            role = "mtp fc"
+        elif name in ("begin_kernel", "down_kernel"):
+            role = "in"
+        elif name == "best_kernel":
+            last = max((i for i, label in enumerate(found) if label.startswith("linear")), default=None)
+            if last is not None:
+                found[last] = "linear head"
+        found.append(label)
+    return found
 
 
 def measure(
@@ -289,8 +310,11 @@ def measure(
         "drafter_runs": kind != "dflash",
         "dependent_launch": options.pdl,
     }
-    if options.operations and decode.device.type == "cuda":
-        row["operations"] = operation_times(decode)
+    if options.operations and decode.graph is not None:
+        try:
+            row["operations"] = operation_times(decode)
+        except Exception as failure:  # the profiler's trouble must not cost the row
+            row["operations_failed"] = f"{type(failure).__name__}: {failure}"
     return row
 
 
@@ -306,6 +330,10 @@ def print_row(row: dict[str, Any]) -> None:
         + "".join(f"; {note}" for note in notes),
         flush=True,
     )
+    for part in row.get("operations", [])[:14]:
+        print(
+            f"  {part['kernel']:24}{part['launches']:6.0f} launches {part['us']:9.1f} us, {part['us_each']:7.2f} each"
+        )
 
 
 def host_bandwidth() -> dict[str, float]:

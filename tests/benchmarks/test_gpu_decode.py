@@ -28,6 +28,21 @@ def test_assumed_acceptance_has_the_mean_asked_for(interpreter) -> None:
     interpreter(check_acceptance)
 
 
+def test_kernels_are_told_apart_by_their_order(interpreter) -> None:
+    interpreter(check_labels)
+
+
+def check_labels() -> None:
+    from benchmarks.gpu_decode import labels
+
+    layer = ["linear_kernel", "deltanet_kernel", "linear_kernel", "route_kernel", "gate_up_kernel", "down_kernel"]
+    draft = ["mtp_inputs_kernel", "linear_kernel", "begin_kernel", *layer, "linear_kernel", "best_kernel"]
+    found = labels(["begin_kernel", *layer, *layer, "linear_kernel", "best_kernel", *draft])
+    linears = [label for label in found if label.startswith("linear")]
+    trunk = ["linear in", "linear out"] * 2 + ["linear head"]
+    assert linears == [*trunk, "linear mtp fc", "linear in", "linear out", "linear head"]
+
+
 def check_decode(path: Path) -> None:
     from benchmarks.gpu_decode import main
 

@@ -74,7 +74,7 @@ def test_packing_names_what_is_wrong(change, message) -> None:
         pack_int4(*change(*on_disk(64, 256)))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(40, 384), (32, 4096), (48, 9 * 256)])
 def test_kernel_matches_fp64(interpreter, shape: tuple[int, int]) -> None:
     interpreter(check_product, *shape)
 

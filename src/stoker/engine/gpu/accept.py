@@ -35,7 +35,9 @@ def accept(step: Step, accepted: Accepted, assumed: Tensor | None = None) -> Non
     rows = step.bucket.rows
     tokens = step.buffers.tokens.view(-1, rows)
     accepted.tokens.copy_(tokens)
-    if assumed is None:
+    if rows == 1:
+        accepted.counts.fill_(1)
+    elif assumed is None:
         drafts = step.inputs.token_ids.view(-1, rows)[:, 1:]
         right = (drafts == tokens[:, :-1]).int().cumprod(1).sum(1)
         accepted.counts.copy_(right + 1)

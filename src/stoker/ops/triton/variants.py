@@ -79,7 +79,7 @@ def every_variant() -> list[Variant]:
 
 
 def each_kernel(fp8_keys: bool = True) -> list[Variant]:
-    """Every kernel once, every format once, at small sizes. Attention with FP8 keys takes long to compile for AMD."""
+    """Every kernel at small sizes, every format once. Attention with FP8 keys takes long to compile for AMD."""
     found = [
         _linear(SMALL, Kind.NVFP4, 1),
         _out(SMALL, Kind.INT4, 16),
@@ -209,6 +209,6 @@ def _rows(shape: Shape) -> list[Variant]:
         ),
         Variant(
             "best", rows.best_kernel,
-            {"COUNT": 15520, "VOCAB": 248320, "BLOCK": 1024, "num_warps": 4, **PLAIN}, TYPES,
+            {"COUNT": 15520, "VOCAB": 248320, "BLOCK": rows.BEST_BLOCK, "num_warps": 8, **PLAIN}, TYPES,
         ),
     ]  # fmt: skip
