@@ -49,7 +49,8 @@ async def _measure(url: str, vllm: Path | None, rounds: int, per_kind: int) -> d
     rows: dict[str, list[Row]] = {}
     function = _vllm_function(vllm) if vllm else None
     async with Target(url) as target, aiohttp.ClientSession() as session:
-        benchy = LLMClient(f"{target.url}/v1", "none", target.model)
+        # left to itself it sends no temperature, so the server samples
+        benchy = LLMClient(f"{target.url}/v1", "none", target.model, {"temperature": 0})
         for number in range(rounds + 1):
             for text in texts:
                 found = {"stoker bench": await _stoker(target, text)}

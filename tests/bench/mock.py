@@ -159,7 +159,7 @@ class Mock:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body, how = await request.json(), self.behaviour
         self.asked.append(body)
-        if not body.get("stream"):  # a probe for the length of a prompt
+        if not body.get("stream") and how.error_every != 1:  # a probe for the length of a prompt
             return web.json_response({"usage": {"prompt_tokens": prompt_length(body), "completion_tokens": 1}})
         truth = Truth(self.time(), prompt_tokens=prompt_length(body))
         self.truths.append(truth)

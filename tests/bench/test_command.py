@@ -83,9 +83,12 @@ def test_the_published_schema_is_current():
     assert json.loads((ROOT / "docs" / "bench-schema.json").read_text()) == schema()
 
 
-def test_a_run_in_which_everything_is_rejected(tmp_path):
+@pytest.mark.parametrize("tokenize", [True, False])
+def test_a_run_in_which_everything_is_rejected(tokenize, tmp_path):
     result = tmp_path / "r.json"
-    with mock(error_every=1, error_status=400, error_text="prompt too long: 131,073 > 131,072") as server:
+    with mock(
+        tokenize=tokenize, error_every=1, error_status=400, error_text="prompt too long: 131,073 > 131,072"
+    ) as server:
         done = stoker(
             "bench", server.url, "--suite", "single", "--workload", "Code", "--runs", "3", "--json", str(result)
         )
@@ -101,6 +104,7 @@ def test_mistakes_of_the_user_are_sentences():
     for arguments, words in (
         (("bench", "http://127.0.0.1:9"), "Is a server running there?"),
         (("bench", "nonsense://x"), "is no address of a server"),
+        (("bench", "localhost:9", "--json", "/no/such/place/r.json"), "there is no directory"),
         (("report", "/nowhere.json"), "cannot be read"),
     ):
         done = stoker(*arguments)

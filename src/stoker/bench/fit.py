@@ -4,15 +4,30 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.bench.texts import Material
-from stoker.bench.tokens import Counter
+from stoker.bench.tokens import Counter, Refused
 
 Body = dict[str, Any]
 STEP = 64  # where the task alone is longer than the target, the target moves up to the next multiple
 PROBE_LIMIT = 2048  # counts that cost a prefill are not searched beyond this: length is then scaled from a sample
 
 
-async def fit(render: Callable[[str], Body], material: Material, target: int, counter: Counter) -> tuple[Body, int]:
-    """The body whose filler brings it to `target` tokens, and the tokens it has by this counter."""
+async def fit(
+    render: Callable[[str], Body], material: Material, target: int, counter: Counter
+) -> tuple[Body, int | None]:
+    """The body whose filler brings it to `target` tokens, and the tokens it has by this counter.
+
+    A server that refuses even the one-token requests it would be counted by is sent the bare task, of unknown length:
+    its refusals are what there is to measure.
+    """
+    try:
+        return await _fit(render, material, target, counter)
+    except Refused:
+        if counter.cheap:
+            raise
+        return render(""), None
+
+
+async def _fit(render: Callable[[str], Body], material: Material, target: int, counter: Counter) -> tuple[Body, int]:
 
     async def length(words: int, pad: int = 0) -> int:
         return await counter.chat(render(_filled(material, words, pad)))

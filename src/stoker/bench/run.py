@@ -20,6 +20,7 @@ from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
 from stoker.bench.wire import Exchange
 from stoker.bench.workloads import WORKLOADS, Prompt, Prompts
+from stoker.errors import BenchError
 
 Heard = Callable[[Request, Answer], None]
 
@@ -64,9 +65,10 @@ class Runner:
     pulse: Pulse = field(default_factory=Pulse)
     requests: list[Request] = field(default_factory=list)
     interrupted: bool = False
+    trouble: str = ""  # why it stopped early on its own
 
     async def run(self) -> None:
-        """Fills `requests`. Cancelled (Ctrl-C), it keeps the requests that had come to their end and returns."""
+        """Fills `requests`. Cancelled (Ctrl-C) or in trouble, it keeps requests that came to their end."""
         self.requests = list(self.journal.requests)
         self._begin = self.targets[0].clock() - max((r.started_s + (r.total_s or 0) for r in self.requests), default=0)
         self._prompts = {target.name: Prompts(target, self.salt) for target in self.targets}
@@ -78,6 +80,10 @@ class Runner:
             if task is not None:
                 task.uncancel()
             self.interrupted = True
+        except BenchError as error:
+            if not self.requests:
+                raise
+            self.interrupted, self.trouble = True, str(error)
 
     async def _cell(self, cell: Cell) -> None:
         keys = {

@@ -12,7 +12,7 @@ import aiohttp
 
 from stoker.bench.metrics_page import counters
 from stoker.bench.record import ServerFacts
-from stoker.bench.tokens import Counter, find_counter
+from stoker.bench.tokens import Counter, Refused, find_counter
 from stoker.bench.wire import Clock, Exchange, Wires
 from stoker.errors import BenchError
 
@@ -116,7 +116,7 @@ class Target:
             async with self._session.post(self.url + path, json=body) as response:
                 text = await response.text()
                 if response.status != 200:
-                    raise BenchError(f"{self.url}{path} answered {response.status}: {text[:500]}")
+                    raise Refused(f"{self.url}{path} answered {response.status}: {text[:500]}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BenchError(f"{self.url}{path}: {error or type(error).__name__}") from error
         return _object(text, self.url + path)

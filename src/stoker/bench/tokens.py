@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 SAMPLE = [{"role": "user", "content": "How many tokens is this?"}]
 
 
+class Refused(BenchError):
+    """The server answered, but not with what was asked for."""
+
+
 class Counter:
     """Counts a chat as the server would render it, and plain text."""
 

@@ -103,6 +103,9 @@ def bench(
     if against:
         targets.append(Target(against, against_model, name="B", **shared))
     console = error_console()
+    for path in (json_file, html, csv, markdown):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BenchError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
     try:
         found = asyncio.run(_measure(targets, suite, options, own, json_file, fresh, console))
     except KeyboardInterrupt:
@@ -196,9 +199,9 @@ async def _measure(
         facts = environment(
             started, power.names if power else [], [t.facts() for t in targets], runner.pulse.client(runner.requests)
         )
-        found = document(
-            "own prompts" if own else suite, runner.requests, facts, not runner.interrupted, chosen.skipped
-        )
+        notes = chosen.skipped + ([f"Stopped early: {runner.trouble}"] if runner.trouble else [])
+        name = "own prompts" if own else suite
+        found = document(name, runner.requests, facts, not runner.interrupted, notes)
         if not runner.interrupted:
             journal.finish()
         return found
