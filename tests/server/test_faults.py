@@ -210,8 +210,16 @@ def test_the_queue_is_bounded(server: Running) -> None:
 
 
 def test_sigterm_under_load_drains_and_ends(tmp_path: Any) -> None:
-    """Short answers come to their end, long ones are told why not, new ones are refused, and the exit code is 0."""
-    server = start("--drain-timeout", "8").wait()
+    """Short answers come to their end, long ones are told why not, and the exit code is 0. Before it was ready, it said
+    how far it was."""
+    server = start("--drain-timeout", "8")
+    loading, refused = server.get("/ready"), server.post("/v1/chat/completions", chat_body())
+    assert (loading.status_code, refused.status_code, server.get("/health").status_code) == (503, 503, 200)
+    assert set(loading.json()) == {"ready", "phase", "detail", "percent", "eta_s"}
+    assert int(loading.headers["retry-after"]) > 0
+    assert int(refused.headers["retry-after"]) > 0
+    assert "not loaded yet" in refused.json()["error"]["message"]
+    server.wait()
     short: list[str] = []
     long: list[str] = []
     clients = [threading.Thread(target=lambda: short.append(outcome(server, slow(10)))) for _ in range(3)]

@@ -1,6 +1,7 @@
 """One answer under way: the engine's events in, text, reasoning, tool calls and counts out."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from stoker.speculate.sampling import Sampling
 if TYPE_CHECKING:
     from stoker.server.metrics import Metrics
     from stoker.speculate.mask import TokenMask
+
+log = logging.getLogger("stoker.server")
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class Generation:
         if event.finish:
             self._ended = True
             self._metrics.ended(event.finish, self.progress, event.stats or Stats())
+            _tell(event.finish, event.stats or Stats())
         return Delta(
             pieces,
             event.tokens,
@@ -175,3 +179,18 @@ class Generation:
         if not self._ended:
             self._ended = True
             self._metrics.ended(Finish.ERROR, self.progress, Stats(prompt_tokens=len(self.ask.prompt)))
+
+
+def _tell(finish: Finish, stats: Stats) -> None:
+    """One line per answer, for whoever watches."""
+    rate = (stats.output_tokens - 1) / stats.decode_s if stats.decode_s else 0.0
+    log.info(
+        "%d tokens in (%d cached), %d out in %d steps, %.0f tokens/s, %.2f s to first, %s",
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.output_tokens,
+        stats.steps,
+        rate,
+        stats.queue_s + stats.prefill_s,
+        finish.value,
+    )

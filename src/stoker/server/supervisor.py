@@ -100,16 +100,14 @@ class Supervisor:
         ready = await asyncio.wrap_future(engine.ready)
         for note in ready.notes:
             log.info("note: %s", note)
-        if self._test:
-            self._set("self-test")
-            await self._test(engine)
-        if self.phase.name == "stopping":
-            return
-        self._set("ready")
-        self.fault = None
         watch = asyncio.create_task(self._watch(engine))
         try:
-            raise await asyncio.shield(asyncio.wrap_future(engine.fallen))
+            if self._test:
+                self._set("self-test")
+                await self._test(engine)
+            self._set("ready")
+            self.fault = None
+            raise await asyncio.wrap_future(engine.fallen)
         finally:
             watch.cancel()
 
