@@ -9,6 +9,7 @@ Printed: the error of all rows, of each source, and of the largest misses; rows 
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from stoker.plan.weigh import weigh
 # An NVFP4 checkpoint keeps much in 16 bit: its reads per active weight on the models whose shapes are known, in bits.
 NVFP4_AVERAGE = "gguf:9.1"
 HEADER = """# Fitted by benchmarks/plan_accuracy.py --write; do not edit. Natural logarithms (speed.py says of what).
+# deviations: standard deviations of the values.
 # spread: log errors (predicted over published) that 10 % and 90 % of rows of unseen sources stay below.
 """
 
@@ -42,42 +44,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help="store the fit on all rows in the package")
     parser.add_argument("--json", type=Path, help="write rows and summary here")
+    parser.add_argument("--times", type=Path, help="only measure how long an answer takes, and write that here")
     arguments = parser.parse_args()
     console = Console(highlight=False)
+    if arguments.times:
+        arguments.times.write_text(json.dumps(answer_times(), indent=1) + "\n", encoding="utf-8")
+        console.print(arguments.times.read_text())
+        return
     cases = fitting.cases()
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("holding out")
-        held = fitting.leave_one_source_out(
-            cases, lambda source, i, n: bar.update(task, description=source[:40], completed=i, total=n)
+        task = bar.add_task("fitting")
+        fits = fitting.fits_without_a_source(
+            cases, lambda source, i, n: bar.update(task, description=f"without {source}"[:40], completed=i, total=n)
         )
-        strangers = predict_strangers(cases)
+    held = fitting.leave_one_source_out(cases, fits)
+    strangers = fitting.leave_one_source_out(stranger_cases(), fits)
     report = summary(held, strangers)
     show(console, report, held)
     if arguments.write:
-        write_fit(cases, held)
+        write_fit(fits[""], held)
         console.print(f"Wrote {DATA / 'fit.toml'}.")
     if arguments.json:
-        report["answer"] = answer_times()
         report["rows"] = [as_json(h) for h in held]
         report["rows_by_parameter_count"] = [as_json(h) for h in strangers]
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def predict_strangers(cases: Sequence[Case]) -> list[Held]:
-    """Rows of models whose shape is unknown, by parameter count alone, from fits that saw nothing of their source."""
-    fits: dict[str, Fit] = {}
-    held = []
+def stranger_cases() -> list[Case]:
+    """Rows of models whose shape is unknown, by parameter count alone."""
+    found = []
     for row in measurements():
         model, box = from_counts(row), fitting.box_of(row)
-        if fitting.why_not(row) != fitting.UNKNOWN_SHAPE or not model or not box or row.drafter != "none":
-            continue
-        if row.held_out_with not in fits:
-            others = [case for case in cases if case.row.held_out_with != row.held_out_with]
-            fits[row.held_out_with] = fitting.fit_to(others)
-        scheme = fitting.scheme_of(NVFP4_AVERAGE if row.weights == "nvfp4" else row.weights)
-        case = Case(row, model, weigh(model, scheme), box, Draft())
-        held.append(Held(case, case.predict(fits[row.held_out_with])))
-    return held
+        if fitting.why_not(row) == fitting.UNKNOWN_SHAPE and model and box and row.drafter == "none":
+            scheme = fitting.scheme_of(NVFP4_AVERAGE if row.weights == "nvfp4" else row.weights)
+            found.append(Case(row, model, weigh(model, scheme), box, Draft()))
+    return found
 
 
 def summary(held: Sequence[Held], strangers: Sequence[Held]) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def summary(held: Sequence[Held], strangers: Sequence[Held]) -> dict[str, Any]:
         "no_drafting": quantiles([h for h in held if not h.case.draft.drafting]),
         "by_source": {source: quantiles(rows) for source, rows in sorted(by_source.items())},
         "by_parameter_count": quantiles(strangers),
+        "all_and_by_parameter_count": quantiles([*held, *strangers]),
         "not_predicted": Counter(reason for row in measurements() if (reason := fitting.why_not(row))),
     }
 
@@ -119,7 +121,7 @@ def as_json(h: Held) -> dict[str, Any]:
 
 def show(console: Console, report: dict[str, Any], held: Sequence[Held]) -> None:
     table = Table("rows of", "rows", "median error", "90 %", "worst", title="Predicted without the row's source")
-    for name in ("all", "graded_A_or_B", "no_drafting", "drafting", "by_parameter_count"):
+    for name in ("all", "graded_A_or_B", "no_drafting", "drafting", "by_parameter_count", "all_and_by_parameter_count"):
         _add(table, name.replace("_", " "), report[name])
     table.add_section()
     for source, row in report["by_source"].items():
@@ -140,39 +142,41 @@ def _add(table: Table, name: str, row: dict[str, float]) -> None:
     table.add_row(name, f"{row['rows']}", f"{row['median']:.1%}", f"{row['p90']:.1%}", f"{row['worst']:.0%}")
 
 
-def write_fit(cases: Sequence[Case], held: Sequence[Held]) -> None:
-    values = {**fitting.fit_to(cases).values, **fitting.fit_prefill()}
+def write_fit(fit: Fit, held: Sequence[Held]) -> None:
+    values = {**fit.values, **fitting.fit_prefill()}
     lines = [HEADER, "[values]"]
     lines += [f'"{name}" = {value}' for name, value in sorted(values.items())]
+    lines += ["", "[deviations]"]
+    lines += [f'"{name}" = {value}' for name, value in sorted(fit.deviations.items())]
     lines += ["", "[spread]"]
     lines += [f'"{engine}" = [{low}, {high}]' for engine, (low, high) in sorted(fitting.spread_of(held).items())]
     (DATA / "fit.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def answer_times() -> dict[str, float]:
-    """Seconds `stoker plan` takes: its own work after imports, and the whole process."""
+def answer_times() -> dict[str, Any]:
+    """Seconds of `stoker plan`, best of ten: its own work from import to answer, and the whole process."""
     code = (
-        "import time, sys; t = time.perf_counter(); from stoker.plan.answer import answer, Question; "
-        "answer(Question('122b', 'spark')); d = time.perf_counter() - t; "
-        "assert 'torch' not in sys.modules; print(d)"
+        "import sys, time; wall, cpu = time.perf_counter(), time.process_time(); "
+        "from stoker.plan.answer import Question, answer; answer(Question('122b', 'spark')); "
+        "assert 'torch' not in sys.modules; print(time.perf_counter() - wall, time.process_time() - cpu)"
     )
-    inside = min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5))
-    command = [
-        sys.executable,
-        "-c",
-        "from stoker.cli.main import run; run()",
-        "plan",
-        "122b",
-        "--box",
-        "spark",
-        "--json",
-    ]
+    inside = [tuple(map(float, _run("-c", code).split())) for _ in range(10)]
     whole = []
-    for _ in range(5):
+    for _ in range(10):
         start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
+        _run("-c", "from stoker.cli.main import run; run()", "plan", "122b", "--box", "spark", "--json")
         whole.append(time.perf_counter() - start)
-    return {"answer_s": round(inside, 3), "process_s": round(min(whole), 3)}
+    return {
+        "answer_s": round(min(wall for wall, _ in inside), 3),
+        "answer_cpu_s": round(min(cpu for _, cpu in inside), 3),
+        "process_s": round(min(whole), 3),
+        "load_average": round(os.getloadavg()[0], 1),
+        "cores": os.cpu_count(),
+    }
+
+
+def _run(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

@@ -33,22 +33,29 @@ def pick(
     console = Console(highlight=False)
     console.print(f"{found.name}, for {wanted.title}", style="bold", markup=False)
     table = Table(box=borders.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "model", "recipe", "≈ tok/s", "memory", "measured on this box"):
-        table.add_column(name, justify="right" if name == "≈ tok/s" else "left", overflow="fold")
+    for name in ("", "model", "recipe", "≈ tok/s", "GiB left", "measured on this box"):
+        right = name in ("≈ tok/s", "GiB left")
+        table.add_column(
+            name, justify="right" if right else "left", overflow="fold", no_wrap=not name.startswith("meas")
+        )
     for choice in choices:
         mark = "[green]✓[/]" if choice.meets else "[yellow]~[/]" if choice.fits else "[red]✗[/]"
-        speed = (
-            f"{choice.speed.tokens_per_s:.0f} ({choice.speed.low:.0f}–{choice.speed.high:.0f})" if choice.fits else "–"
-        )
-        rows = [f"{row.decode_tok_s:g} {row.drafter if row.drafter != 'none' else row.weights}, {row.source}"
-                for row in choice.evidence[:2] if choice.fits]  # fmt: skip
-        short = f" (of {choice.context:,} tokens at most)" if choice.context < wanted.context else ""
-        table.add_row(mark, choice.model.name, choice.recipe, speed, choice.remark + short, "; ".join(rows) or "–")
+        s = choice.speed
+        speed = f"{s.tokens_per_s:.0f} ({s.low:.0f}–{s.high:.0f})" if choice.fits else "–"
+        rows = [
+            f"{row.decode_tok_s:g} {row.drafter if row.drafter != 'none' else row.weights}" for row in choice.evidence
+        ]
+        short = "*" if choice.context < wanted.context else ""
+        left = f"{choice.budget.free_bytes / (1 << 30):.1f}".replace("-", "−")
+        shown = ", ".join(rows[:2]) if choice.fits and rows else "–"
+        table.add_row(mark, choice.model.name + short, choice.recipe, speed, left, shown)
     console.print(table)
-    console.print(
+    legend = (
         f"✓ fits and meets {wanted.least:g} tok/s predicted at {wanted.users} x {wanted.context:,} tokens, larger "
-        "models first (speed is no measure of quality); ~ fits; ✗ does not fit.",
-        style="dim",
+        "models first (speed is no measure of quality); ~ fits; ✗ does not fit. By whom: stoker evidence MODEL."
     )
+    console.print(legend, style="dim")
+    if any(choice.context < wanted.context for choice in choices):
+        console.print("* The model has fewer positions than the need asks for; planned with those it has.", style="dim")
     if any(choice.assumed for choice in choices if choice.fits):
         console.print("Where a recipe drafts, acceptance is assumed from published runs of the 122B.", style="dim")

@@ -1,7 +1,7 @@
 """The data files of this package as objects, and the nearest names where a name is not among them."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -115,7 +115,7 @@ def find_model(name: str) -> Model:
         file = path if path.suffix == ".json" else path / "config.json"
         model = from_file(file)
         return replace(model, default_weights="checkpoint" if path.is_dir() else "bf16", source=str(file))
-    known = [known for model in models() for known in (model.name, *model.aliases)]
+    known = {known: model.name for model in models() for known in (model.name, *model.aliases)}
     raise RequestError(
         f"{name!r} is no model the planner knows and no directory or config.json either. "
         f"{_nearest(name, known)} Known: {', '.join(model.name for model in models())}."
@@ -131,7 +131,7 @@ def find_box(name: str) -> Box:
     for box in boxes():
         if wanted in {_plain(known) for known in (box.key, box.name, *box.aliases)}:
             return box
-    known = [known for box in boxes() for known in (box.key, box.name, *box.aliases)]
+    known = {known: box.key for box in boxes() for known in (box.key, box.name, *box.aliases)}
     raise RequestError(
         f"{name!r} is no box the planner knows. {_nearest(name, known)} "
         f"Known: {', '.join(box.key for box in boxes())}, and this: the machine you are on."
@@ -143,13 +143,13 @@ def find_scheme(name: str) -> Scheme:
     for key, scheme in schemes().items():
         if _plain(key) == wanted:
             return scheme
-    raise RequestError(
-        f"{name!r} is no weight format the planner knows. {_nearest(name, schemes())} Known: {', '.join(schemes())}."
-    )
+    hint = _nearest(name, {key: key for key in schemes()})
+    raise RequestError(f"{name!r} is no weight format the planner knows. {hint} Known: {', '.join(schemes())}.")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    by_plain = {_plain(k): k for k in known}
+def _nearest(name: str, known: Mapping[str, str]) -> str:
+    """`known` leads from every name to the one to be suggested."""
+    by_plain = {_plain(k): v for k, v in known.items()}
     close = get_close_matches(_plain(name), by_plain, n=3, cutoff=0.45)
     names = list(dict.fromkeys(by_plain[c] for c in close))
     return f"Did you mean {' or '.join(names)}?" if names else "Nothing there is close to it."

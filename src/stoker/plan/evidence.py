@@ -20,10 +20,11 @@ SAME_SOURCE = {
     "MiaAI-Lab/Qwen3.8-Flash-Next-Single-DGX-Spark-TensorFold": "MiaAI-Lab",
     "MiaAI-Lab/Qwen3.8-27B-DGX-Spark-TensorFold": "MiaAI-Lab",
 }
-PROSE, CODE, AGENT, MIXED = "prose", "code", "agent", "mixed"
+PROSE, CODE, AGENT, COUNTING, MIXED = "prose", "code", "agent", "counting", "mixed"
 # words of a workload's name -> kind of text; the first that matches counts
 _KINDS = (
-    (AGENT, r"agent|tool|json|kie|counting|structured"),
+    (COUNTING, r"counting"),  # the easiest text there is; a show of what a drafter can reach
+    (AGENT, r"agent|tool|json|kie|structured"),
     (CODE, r"code|humaneval|coding"),
     (PROSE, r"prose|q&a|hungarian|chat|text|rag|think|ifeval|mmlu|random"),
 )
@@ -124,11 +125,11 @@ def of_model(name: str) -> tuple[Row, ...]:
 def nearest(
     model: str, box: str, boxes: int, weights: str, drafter: str, kind: str, users: int, limit: int = 5
 ) -> tuple[Row, ...]:
-    """Measured rows of this model, those most like the plan first: same box, then drafter, weights, text, users."""
+    """Measured rows of this model, those most like the plan first: same box, then drafter, text, weights, users."""
 
     def distance(row: Row) -> tuple[float, ...]:
         off = 4.0 * ((row.box, row.boxes) != (box, boxes)) + 2.0 * (row.drafter != drafter)
-        off += 1.0 * (row.weights != weights) + 0.5 * (row.kind != kind) + 0.5 * (row.users != users)
+        off += 1.0 * (row.weights != weights) + 1.2 * (row.kind != kind) + 1.0 * (row.users != users)
         return (off + {"A": 0.0, "B": 0.2, "C": 0.6}[row.evidence], -_day(row.date))
 
     rows: Sequence[Row] = [row for row in of_model(model) if row.decode_tok_s is not None]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from stoker.plan.answer import Answer
 from stoker.plan.catalog import GIB
-from stoker.plan.speed import AS, Speed, fitted
+from stoker.plan.speed import AS, Speed, box_name, fitted
 
 
 def explain(answer: Answer) -> Iterator[str]:
@@ -66,9 +66,14 @@ def _speed(answer: Answer) -> Iterator[str]:
     fit = fitted()
     engine = AS.get(answer.ask.engine, answer.ask.engine)
     yield ""
-    paper = box.bandwidth_gb_s * box.devices
-    yield f"  bandwidth {paper:g} GB/s on paper x {speed.efficiency:.3f} (fitted) = {paper * speed.efficiency:.1f} GB/s"
-    yield f"  {1e3 * fit.layer_seconds(box, engine):.3f} ms per layer are no reading (fitted to {engine})"
+    paper = speed.reads.total / speed.limit_step_s / 1e9  # of all devices that read at the same time
+    sure = fit.deviation(box_name(box), f"format:{engine}:plain")
+    yield (
+        f"  bandwidth {paper:g} GB/s on paper x {speed.efficiency:.3f} ± {speed.efficiency * sure:.3f} (fitted) = "
+        f"{paper * speed.efficiency:.1f} GB/s"
+    )
+    layer, doubt = 1e3 * fit.layer_seconds(box, engine), fit.deviation(f"layer:{engine}")
+    yield f"  {layer:.3f} ± {layer * doubt:.3f} ms per layer are no reading (fitted to {engine})"
     for name, seconds in speed.terms.items():
         yield f"  {1e3 * seconds:>8.2f} ms  {name}"
     yield f"  {1e3 * speed.step_s:>8.2f} ms  a step"

@@ -4,7 +4,7 @@ Least squares on log speeds with a prior on every number (speed.prior). Long tab
 hundred rows do not outvote ten posts; unverified rows count less; large misses count linearly. numpy only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log
@@ -22,7 +22,7 @@ SHORT_PROMPT = 30  # tokens, where a row does not say
 SHORT_CONTEXT = 512
 ROW_NOISE = 0.07  # of a log speed; runs of one recipe on one box differ by 6-7 %
 FULL_WEIGHT = 10  # rows of one source that count in full; a longer table counts less per row
-STEPS, SMALL = 60, 1e-4
+STEPS, SMALL = 40, 1e-3
 UNKNOWN_SHAPE = "shape of the model not known"
 PARTS = ("routed", "shared", "dense", "deltanet", "attention", "head", "embedding")
 
@@ -106,7 +106,16 @@ def box_of(row: Row) -> Box | None:
 
 def names_in(cases: Sequence[Case]) -> list[str]:
     """The numbers these rows can tell something about."""
-    names = {"pool", "pool:prose", "pool:code", "pool:agent", "pool:dflash", "pool:dflash:prose", "link"}
+    names = {
+        "pool",
+        "pool:prose",
+        "pool:code",
+        "pool:agent",
+        "pool:counting",
+        "pool:dflash",
+        "pool:dflash:prose",
+        "link",
+    }
     for case in cases:
         engine = AS.get(case.row.engine, case.row.engine)
         names |= {f"box:{case.box.key}", f"layer:{engine}", f"pass:{engine}", f"tokens:{engine}"}
@@ -141,7 +150,9 @@ def fit_to(cases: Sequence[Case]) -> Fit:
         if np.abs(step).max() < SMALL:
             break
     rounded = {name: round(float(value), 4) for name, value in zip(names, values, strict=True)}
-    return Fit(rounded, {"all": (0.0, 0.0)})
+    errors = np.sqrt(np.diag(np.linalg.inv(left.T @ left)))
+    deviations = {name: round(float(error), 4) for name, error in zip(names, errors, strict=True)}
+    return Fit(rounded, {"all": (0.0, 0.0)}, deviations)
 
 
 def _slopes(
@@ -175,17 +186,22 @@ class Held:
         return abs(exp(self.log_error) - 1.0)
 
 
-def leave_one_source_out(
+def fits_without_a_source(
     cases: Sequence[Case], progress: Callable[[str, int, int], None] | None = None
-) -> tuple[Held, ...]:
-    sources = sorted({case.row.held_out_with for case in cases})
-    held = []
+) -> dict[str, Fit]:
+    """Source -> the fit to all others' rows; under "" the fit to all."""
+    sources = ["", *sorted({case.row.held_out_with for case in cases})]
+    fits = {}
     for i, source in enumerate(sources):
         if progress:
             progress(source, i, len(sources))
-        fit = fit_to([case for case in cases if case.row.held_out_with != source])
-        held += [Held(case, case.predict(fit)) for case in cases if case.row.held_out_with == source]
-    return tuple(held)
+        fits[source] = fit_to([case for case in cases if case.row.held_out_with != source])
+    return fits
+
+
+def leave_one_source_out(cases: Sequence[Case], fits: Mapping[str, Fit]) -> tuple[Held, ...]:
+    """Every row as predicted without its source; `fits` as `fits_without_a_source` makes them."""
+    return tuple(Held(case, case.predict(fits.get(case.row.held_out_with, fits[""]))) for case in cases)
 
 
 def spread_of(held: Sequence[Held]) -> dict[str, tuple[float, float]]:

@@ -7,7 +7,7 @@ from typing import Any
 from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance
 from stoker.plan.answer import default_engine, parse_draft, recipes
-from stoker.plan.catalog import GIB, Box, find_box, find_scheme, models
+from stoker.plan.catalog import Box, find_box, find_scheme, models
 from stoker.plan.evidence import Row, nearest
 from stoker.plan.memory import KV_ITEM, Ask, Budget, budget
 from stoker.plan.reads import Draft
@@ -51,12 +51,6 @@ class Choice:
     @property
     def fits(self) -> bool:
         return self.budget.fits
-
-    @property
-    def remark(self) -> str:
-        if not self.fits:
-            return f"{-self.budget.free_bytes / GIB:.1f} GiB too few"
-        return f"{self.budget.free_bytes / GIB:.1f} GiB left"
 
     def to_json(self) -> dict[str, Any]:
         s = self.speed

@@ -111,6 +111,11 @@ class Model:
         trunk = [weight for weight in self.weights if weight.group != MTP]
         return int(sum(w.parameters * (chosen if w.group == ROUTED else 1) for w in trunk))
 
+    @cached_property
+    def looked_up_parameters(self) -> int:
+        """Of the embedding: a token takes a row of it and multiplies nothing."""
+        return sum(weight.parameters for weight in self.weights if weight.group == EMBEDDING)
+
     def kv_bytes_per_token(self, item: float, kind: str = FULL) -> float:
         """Of all layers of that kind; `item` is 2 for BF16 and 1 for FP8."""
         return self.layers_of(kind) * 2 * self.num_kv_heads * self.head_dim * item

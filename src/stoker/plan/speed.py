@@ -10,9 +10,9 @@ exceeds the physical limit: the same bytes at the bandwidth on paper and nothing
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from math import exp, log
+from math import exp, log, sqrt
 
 from stoker.model.config import FULL
 from stoker.plan.catalog import Box, read
@@ -21,7 +21,7 @@ from stoker.plan.formats import GGUF
 from stoker.plan.reads import DFLASH, Draft, StepReads, step_reads
 from stoker.plan.shapes import Model
 from stoker.plan.weigh import Weighed
-from stoker.weights.groups import DENSE, EMBEDDING, HEAD, ROUTED
+from stoker.weights.groups import DENSE, HEAD, ROUTED
 
 BEST_EFFICIENCY = 0.97  # of the bandwidth on paper; nothing measured exceeds it
 BY_LAYERS = ("llama.cpp", "ollama")  # several cards take turns, each with its layers; others read at the same time
@@ -39,6 +39,11 @@ class Fit:
 
     values: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]  # engine -> log error that 10 % and 90 % of held-out rows stay below
+    deviations: Mapping[str, float] = field(default_factory=dict)  # of the values: how well the rows determine them
+
+    def deviation(self, *names: str) -> float:
+        """Standard deviation of a sum of logarithms, and so the relative one of their product."""
+        return sqrt(sum(self.deviations.get(name, prior(name)[1]) ** 2 for name in names))
 
     def get(self, name: str) -> float:
         return self.values.get(name, prior(name)[0])
@@ -104,7 +109,8 @@ def prior(name: str) -> tuple[float, float]:
 @cache
 def fitted() -> Fit:
     raw = read("fit.toml")
-    return Fit(raw["values"], {engine: (low, high) for engine, (low, high) in raw["spread"].items()})
+    spread = {engine: (low, high) for engine, (low, high) in raw["spread"].items()}
+    return Fit(raw["values"], spread, raw["deviations"])
 
 
 @dataclass(frozen=True)
@@ -229,15 +235,14 @@ def first_token_s(
 
 def prompt_flops(model: Model, seen: float) -> float:
     """Of one prompt token that attends to `seen` others; no head, and the embedding is looked up."""
-    looked_up = sum(w.parameters for w in model.weights if w.group in (EMBEDDING, HEAD))
+    head = sum(w.parameters for w in model.weights if w.group == HEAD)
     attention = 4.0 * seen * model.num_heads * model.head_dim * model.layers_of(FULL)
-    return 2.0 * (model.active_parameters - looked_up) + attention
+    return 2.0 * (model.active_parameters - model.looked_up_parameters - head) + attention
 
 
 def token_seconds(model: Model, box: Box, share: float) -> float:
     """Arithmetic of one more token in a step."""
-    looked_up = sum(w.parameters for w in model.weights if w.group == EMBEDDING)
-    return 2.0 * (model.active_parameters - looked_up) / (box.tflops_bf16 * 1e12 * box.devices * share)
+    return 2.0 * (model.active_parameters - model.looked_up_parameters) / (box.tflops_bf16 * 1e12 * box.devices * share)
 
 
 def _fine(weights: Weighed) -> bool:

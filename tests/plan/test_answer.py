@@ -1,0 +1,191 @@
+"""Plan, pick and evidence as people and scripts meet them, on a machine without torch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from stoker.plan.answer import Answer, Question, answer
+from stoker.plan.explain import explain
+from stoker.plan.html import page, segments
+from stoker.plan.pick import NEEDS, pick
+from stoker.plan.seeds import figures, lines
+from stoker.plan.seeds import page as seeds_page
+
+WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"
+DFLASH = Question("122b", "spark", context=100_000, recipe="hybrid-dflash12")
+
+
+def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT_TORCH} from stoker.cli.main import run; run()", *arguments],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "100"},
+    )  # fmt: skip
+
+
+def advice_of(found: Answer) -> str:
+    return "\n".join(f"{a.text} ({a.because})" for a in found.advice)
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys\nfrom stoker.plan.answer import Question, answer\nfrom stoker.plan.html import page\n"
+        "from stoker.plan.pick import pick\npage(answer(Question('122b', 'spark')))\npick('spark')\n"
+        "assert 'torch' not in sys.modules, 'torch'\nassert 'numpy' not in sys.modules, 'numpy'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plan_in_json_has_the_contracts_keys() -> None:
+    options = "--context 128k --users 4 --weights nvfp4 --draft mtp:2 --accept-length 2.5 --workload chat --engine vllm"
+    done = stoker("plan", "122b", "--box", "spark", *options.split(), "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert set(plan) >= {"fits", "memory", "speed", "evidence"}
+    assert set(plan["memory"]) >= {"items", "free_bytes"}
+    assert all(set(item) == {"name", "bytes"} and isinstance(item["bytes"], int) for item in plan["memory"]["items"])
+    assert set(plan["speed"]) >= {"tokens_per_s", "low", "high", "limit_tokens_per_s"}
+    assert plan["context"] == 131_072
+    assert plan["speed"]["acceptance"] == "asked for"
+    assert plan["evidence"][0]["source"]
+    total = sum(item["bytes"] for item in plan["memory"]["items"])
+    assert plan["memory"]["free_bytes"] == plan["memory"]["capacity_bytes"] - total
+
+
+def test_pick_and_evidence_in_json() -> None:
+    done = stoker("pick", "--box", "spark", "--need", "chat", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert all(set(row) >= {"model", "weights", "fits", "tokens_per_s", "evidence"} for row in rows)
+    assert {row["model"] for row in rows if not row["fits"]} == {"Qwen3-235B-A22B", "Qwen3.5-397B-A17B"}
+    assert all(row["missing_bytes"] > 0 for row in rows if not row["fits"])
+    listed = json.loads(stoker("evidence", "235b", "--json").stdout)
+    assert len(listed["rows"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan", "122x", "--box", "spark"), ("Did you mean Qwen3.5-122B-A10B",)),
+        (("plan", "122b", "--box", "sparc"), ("Did you mean spark",)),
+        (("plan", "122b", "--box", "spark", "--context", "lots"), ("--context lots",)),
+        (("plan", "122b", "--box", "spark", "--users", "0"), ("at least 1",)),
+        (("plan", "122b", "--box", "spark", "--workload", "poetry"), ("no workload", "prose")),
+        (("plan", "122b", "--box", "spark", "--recipe", "magic"), ("no recipe", "hybrid-mtp2")),
+        (("pick", "--box", "spark", "--need", "speed"), ("agent, chat, batch, long-context",)),
+        (("evidence", "gemma-5"), ("Did you mean gemma",)),
+    ],
+)
+def test_mistakes_are_sentences_with_a_way_out(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = stoker(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    said = " ".join(done.stderr.split())
+    assert all(word in said for word in words), said
+
+
+def test_what_people_see() -> None:
+    done = stoker("plan", "122b", "--box", "spark", "--weights", "bf16", "--explain")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "Does not fit: " in said
+    assert re.search(r"[\d,]+ bytes \(\d+\.\d GiB\) are missing", said)
+    assert "predicted" in said
+    assert "physical limit" in said
+
+
+def test_the_explanation_adds_up() -> None:
+    found = answer(DFLASH)
+    text = "\n".join(explain(found))
+    memory = [
+        int(m.replace(",", ""))
+        for m in re.findall(r"^ +([\d,]+)  (?:weights|drafter|KV|recurrent|graphs|runtime|host|reserve)", text, re.M)
+    ]
+    assert sum(memory) == found.budget.total
+    milliseconds = [float(m) for m in re.findall(r"^ +([\d.]+) ms  (?!a step)", text, re.M)]
+    assert sum(milliseconds) == pytest.approx(1e3 * found.speed.step_s, abs=0.05)
+    assert found.speed.accepted / found.speed.step_s == pytest.approx(found.speed.tokens_per_s)
+
+
+def test_advice_a_practitioner_would_give() -> None:
+    nvfp4 = answer(Question("122b", "spark", weights="nvfp4", kv="fp8", context=131_072, users=4, utilization=0.9))
+    said = advice_of(nvfp4)
+    assert "NVFP4 brings no speed here" in said
+    assert "m042" in said
+    assert "0.90 leaves 12.2 GiB" in said
+    assert "collapse per-user speed" in said
+    assert "6.2 with four" in said
+    depth = advice_of(answer(DFLASH))
+    prose, agent = (int(re.search(rf"(\d+) for {text}", depth)[1]) for text in ("prose", "agent"))  # type: ignore[index]
+    assert prose <= 4 < 10 <= agent
+    assert "FP8 KV" in depth
+    assert not any("NVFP4" in a.text for a in answer(Question("122b", "spark", weights="int4")).advice)
+    assert "too few" not in said
+
+
+@pytest.mark.parametrize("box", ["spark", "2xspark", "strix-halo", "rtx-5090", "dual-w7900", "h200"])
+@pytest.mark.parametrize("need", sorted(NEEDS))
+def test_picks_are_in_order_and_honest(box: str, need: str) -> None:
+    _, wanted, choices = pick(box, need)
+    ranks = [(not c.fits, not c.meets) for c in choices]
+    assert ranks == sorted(ranks)
+    for choice in choices:
+        assert choice.speed.tokens_per_s <= choice.speed.limit
+        assert choice.fits == (choice.budget.free_bytes >= 0)
+        assert not choice.meets or choice.speed.tokens_per_s >= wanted.least
+        assert all(row.model == choice.model.name for row in choice.evidence)
+    assert [c.model.name for c in choices].count("Qwen3.5-122B-A10B") == 1
+
+
+def test_the_page_stands_alone_and_adds_up() -> None:
+    found = answer(DFLASH)
+    text = page(found)
+    loads = re.findall(r"<(?:script|link|img|iframe)|url\(|@import|src=", text)
+    assert not loads
+    assert "prefers-color-scheme: dark" in text
+    assert sum(size for _, _, size in segments(found)) == found.budget.total
+    tags: list[str] = []
+
+    class Balance(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "br", "rect", "line", "circle", "polygon", "polyline", "link"):
+                tags.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            if tag not in ("rect", "line", "circle", "polygon", "polyline"):
+                assert tags.pop() == tag
+
+    Balance().feed(text.replace("<!doctype html>", ""))
+    assert not tags
+    assert "has no drafter" in page(answer(Question("235b", "2xspark")))
+
+
+def test_the_embedded_model_on_this_machine(tmp_path: Path) -> None:
+    target = tmp_path / "plan.html"
+    done = stoker("plan", "demo", "--box", "this", "--html", str(target))
+    assert done.returncode == 0, done.stderr
+    assert "this machine" in done.stdout
+    assert target.read_text().startswith("<!doctype html>")
+
+
+def test_every_figure_of_the_documents_has_a_verdict() -> None:
+    found = lines()
+    assert len(found) == len(figures()) > 250
+    assert {line.figure.document for line in found} == {"000", "001", "002", "003", "004"}
+    for line in found:
+        assert line.verdict.startswith(("reproduced", "contradicted", "cannot be run here")), line.figure.figure
+        if "above the limit" in line.figure.remark or "above the physical limit" in line.figure.remark:
+            published = float(line.figure.value.partition("..")[0])
+            limit = re.search(r"limit (\d+)", line.predicted)
+            assert limit is not None
+            assert published > float(limit[1]), line.figure.figure
+
+
+def test_the_stored_page_of_figures_is_the_current_one() -> None:
+    stored = Path(__file__).parents[2] / "docs" / "seeds.md"
+    assert stored.read_text(encoding="utf-8") == seeds_page(), "run: make seeds"
