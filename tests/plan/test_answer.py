@@ -14,7 +14,7 @@ from stoker.plan.answer import Answer, Question, answer
 from stoker.plan.explain import explain
 from stoker.plan.html import page, segments
 from stoker.plan.pick import NEEDS, pick
-from stoker.plan.seeds import figures, lines
+from stoker.plan.seeds import figures, lines, predicted
 from stoker.plan.seeds import page as seeds_page
 
 WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"
@@ -184,6 +184,12 @@ def test_every_figure_of_the_documents_has_a_verdict() -> None:
             limit = re.search(r"limit (\d+)", line.predicted)
             assert limit is not None
             assert published > float(limit[1]), line.figure.figure
+
+
+def test_cards_of_32_and_48_gb_cannot_hold_the_122b() -> None:
+    for card in (32, 48):
+        assert predicted(f"fits card={card} weights=int4")[1].startswith("does not fit")
+    assert predicted("fits card=96 weights=int4")[1].startswith("fits")
 
 
 def test_the_stored_page_of_figures_is_the_current_one() -> None:

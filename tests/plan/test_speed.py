@@ -134,8 +134,10 @@ def test_the_stored_fit_is_as_good_as_it_says() -> None:
 
 def test_a_source_that_was_never_seen() -> None:
     """One fold of the cross-validation: document 001 predicted by everybody else's rows."""
-    seen = [c for c in cases() if c.row.held_out_with != "seed 001" and c.row.box == "spark" and c.row.engine == "vLLM"]
-    held = [c for c in cases() if c.row.source == "seed 001"]
+    seen = [
+        c for c in cases() if c.row.held_out_with != "document 001" and c.row.box == "spark" and c.row.engine == "vLLM"
+    ]
+    held = [c for c in cases() if c.row.source == "document 001"]
     fit = fit_to(seen)
     assert len(held) == 16
     assert statistics.median(Held(case, case.predict(fit)).error for case in held) <= 0.12

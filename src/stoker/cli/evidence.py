@@ -75,11 +75,6 @@ def evidence_table(rows: "Sequence[Row]", title: str) -> "Table":
         per_step = f", {row.tokens_per_step:g} per step" if row.drafter != "none" and row.tokens_per_step else ""
         table.add_row(
             speed, f"{count}{row.box}", escape(row.recipe), escape(f"{row.workload}{at}{users}{per_step}"),
-            f"{row.timing} ({row.evidence})", f"{escape(short_link(row))} {row.date} [dim]{row.id}[/]",
+            f"{row.timing} ({row.evidence})", f"{escape(row.source)} {row.date} [dim]{row.id}[/]",
         )  # fmt: skip
     return table
-
-
-def short_link(row: "Row") -> str:
-    """What fits a table; the JSON has whole addresses."""
-    return row.source if not row.source.startswith("seed") else f"document {row.source.removeprefix('seed ')}"

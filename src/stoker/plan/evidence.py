@@ -14,8 +14,8 @@ from stoker.plan.catalog import DATA
 
 # Posts and repositories of one author about the same runs: one source where sources are held out.
 SAME_SOURCE = {
-    "seed 003": "albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4",
-    "seed 000": "Entrpi/qwen3.5-122B-A10B-on-spark",
+    "document 003": "albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4",
+    "document 000": "Entrpi/qwen3.5-122B-A10B-on-spark",
     "MiaAI-Lab/Qwen3.8-Flash-Next-Single-DGX-Spark": "MiaAI-Lab",
     "MiaAI-Lab/Qwen3.8-Flash-Next-Single-DGX-Spark-TensorFold": "MiaAI-Lab",
     "MiaAI-Lab/Qwen3.8-27B-DGX-Spark-TensorFold": "MiaAI-Lab",
@@ -74,7 +74,7 @@ class Row:
 
     @property
     def link(self) -> str:
-        return self.url if "://" in self.url else f"docs/seeds.md, document {self.source.removeprefix('seed ')}"
+        return f"{self.url}, {self.source}" if self.source.startswith("document") else self.url
 
     @property
     def recipe(self) -> str:
