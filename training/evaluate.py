@@ -186,8 +186,7 @@ def evaluate(
     They are written to `kept` one by one; scores of the same weights that are there already are not taken again.
     """
     report: dict[str, Any] = {"model": model.name, "weights_sha256": fingerprint(model, drafter), "limit": limit}
-    if kept and kept.exists():
-        report |= _going_on(kept, report)
+    report |= _going_on(kept, report)
     run = Evaluation(model, drafter, data, jobs, device, limit)
     splits: tuple[Split, ...] = ("known", "unseen")
     scores: dict[str, Callable[[], Any]] = {}
@@ -209,6 +208,7 @@ def evaluate(
                 continue
             report[name] = score()
             print(name, json.dumps(report[name]), flush=True)
+            report |= _going_on(kept, report)  # others may take other scores at the same time
             if kept:
                 kept.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
@@ -222,8 +222,10 @@ def fingerprint(*directories: Path | None) -> str:
     return digest.hexdigest()
 
 
-def _going_on(kept: Path, begun: dict[str, Any]) -> dict[str, Any]:
+def _going_on(kept: Path | None, begun: dict[str, Any]) -> dict[str, Any]:
     """The scores in a file, if they are of the same weights and as many questions."""
+    if not kept or not kept.exists():
+        return {}
     found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
     wrong = [key for key in ("weights_sha256", "limit") if found.get(key) != begun[key]]
     if wrong:
