@@ -17,6 +17,11 @@ def test_kernel_matches_fp64(interpreter, kind: Kind) -> None:
     interpreter(check_product, kind, 40, 384)
 
 
+@pytest.mark.parametrize("kind", [Kind.FP8, Kind.INT8, Kind.NVFP4])
+def test_every_code_has_its_value(interpreter, kind: Kind) -> None:
+    interpreter(check_codes, kind)
+
+
 def test_split_inputs_match_fp64(interpreter) -> None:
     interpreter(check_product, Kind.FP8, 32, 4096)
 
@@ -85,6 +90,27 @@ def exact(kind: Kind, out: int, inputs: int) -> PackedWeight:
         case Kind.NVFP4:
             scale = torch.exp2(torch.randint(-3, 3, (out, inputs // 16))).to(torch.float8_e4m3fn)
             return pack_nvfp4(torch.randint(0, 256, (out, inputs // 2), dtype=torch.uint8), scale, powers)
+
+
+def check_codes(kind: Kind) -> None:
+    """Row r is made of code r; subnormals are the rare ones. One input is 1, so the result is the value itself."""
+    code = torch.arange(256)
+    match kind:
+        case Kind.FP8:
+            code[127], code[255] = 0, 0  # NaN
+            raw = code.to(torch.uint8)[:, None].expand(256, 128).contiguous().view(torch.float8_e4m3fn)
+            weight = pack_fp8(raw, torch.ones(2, 1))
+        case Kind.INT8:
+            weight = pack_int8((code - 128).to(torch.int8)[:, None].expand(256, 128).contiguous(), torch.ones(256))
+        case _:  # every nibble beside every scale that is no NaN
+            nibbles = (code % 16 * 17).to(torch.uint8)[:, None].expand(256, 64).contiguous()
+            scale = (code // 2 % 127).to(torch.uint8)[:, None].expand(256, 8).contiguous()
+            weight = pack_nvfp4(nibbles, scale.view(torch.float8_e4m3fn), torch.ones(256))
+    expected = weight.dequantize()
+    for place in (0, 41, 127):
+        x = torch.zeros(1, 128).bfloat16()
+        x[0, place] = 1.0
+        assert torch.equal(product(x, weight)[0], expected[:, place]), place
 
 
 def check_rows(kind: Kind) -> None:
