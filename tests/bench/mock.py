@@ -57,6 +57,7 @@ class Behaviour:
     hangs: bool = False
     looping: bool = False
     cached_share: float = 0.0
+    strict: bool = False  # refuses fields OpenAI does not know
 
 
 @dataclass
@@ -159,6 +160,13 @@ class Mock:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body, how = await request.json(), self.behaviour
         self.asked.append(body)
+        unknown = [key for key in ("return_token_ids",) if key in body]
+        unknown += [key for key in body.get("stream_options", ()) if key == "continuous_usage_stats"]
+        if how.strict and unknown:
+            refusal = {"error": {"message": f"Unrecognized request argument supplied: {unknown[0]}"}}
+            return web.json_response(refusal, status=400)
+        if body.get("stream") and body.get("max_tokens") == 1 and how.error_every != 1:  # what may be asked for
+            return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
         if not body.get("stream") and how.error_every != 1:  # a probe for the length of a prompt
             return web.json_response({"usage": {"prompt_tokens": prompt_length(body), "completion_tokens": 1}})
         truth = Truth(self.time(), prompt_tokens=prompt_length(body))

@@ -17,6 +17,16 @@ from stoker.bench.wire import Clock, Exchange, Wires
 from stoker.errors import BenchError
 
 PATIENCE = 300.0
+# What may be asked for beside the answer; strict servers refuse what they do not know, so the first that works is kept.
+# The third is what OpenAI's reasoning models take: no temperature, and another name for max_tokens.
+EVERYTHING: dict[str, Any] = {
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "return_token_ids": True,
+}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+PLAIN_OPENAI: dict[str, Any] = dict(USAGE)
+NOTHING: dict[str, Any] = {}
+DIALECTS = (EVERYTHING, USAGE, PLAIN_OPENAI, NOTHING)
 
 
 class Target:
@@ -46,6 +56,7 @@ class Target:
         self.has_metrics = False
         self.speculation = "none seen"
         self._extra, self._tokenizer = extra or {}, tokenizer
+        self._dialect = EVERYTHING
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         wire_headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "User-Agent": "stoker-bench"}
         self._wires = Wires(at, clock, {**wire_headers, **self._headers})
@@ -69,9 +80,12 @@ class Target:
             await self._session.close()
 
     def body(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What is sent: the request, streaming, and every way of learning token counts that servers know."""
-        counting = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
-        return {"model": self.model, "temperature": 0, **asked, "stream": True, **counting, **self._extra}
+        """What is sent: the request, streaming, and every way of learning token counts that this server takes."""
+        body = {"model": self.model, "temperature": 0, **asked, "stream": True, **self._dialect, **self._extra}
+        if self._dialect is PLAIN_OPENAI:
+            body["max_completion_tokens"] = body.pop("max_tokens", None)
+            del body["temperature"]
+        return body
 
     async def ask(self, asked: dict[str, Any]) -> Exchange:
         """A timed, streamed request. Never raises for what the server does; the exchange says what went wrong."""
@@ -171,7 +185,23 @@ class Target:
             self.has_metrics = bool(counters(await self._get_text("/metrics")))
         except BenchError:
             self.has_metrics = False
+        self._dialect = await self._agree()
         self.counter = await find_counter(self, self._tokenizer)
+
+    async def _agree(self) -> dict[str, Any]:
+        """A request for one token tells what the server takes. One that takes nothing is asked for everything."""
+        assert self._session is not None
+        for dialect in DIALECTS:
+            self._dialect = dialect
+            body = self.body({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
+            try:
+                async with self._session.post(f"{self.url}/v1/chat/completions", json=body) as response:
+                    await response.read()
+                    if response.status not in (400, 422):
+                        return dialect
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                break
+        return EVERYTHING
 
     async def _engine(self, owner: str) -> str:
         try:

@@ -26,6 +26,7 @@ SUITE_HELP = (
     "and concurrency); sweep: concurrency or request rate; soak: half an hour or --seconds."
 )
 DEFAULTS = Options()
+STOPPED = "Stopped early:"
 
 
 def bench(
@@ -114,6 +115,8 @@ def bench(
     write(found, json_file, html, csv, markdown, console)
     if not found.headline.completed:
         raise typer.Exit(1)
+    if any(warning.startswith(STOPPED) for warning in found.warnings):
+        raise typer.Exit(1)
     if not found.complete:
         if json_file and str(json_file) != "-":
             console.print(f"Interrupted. The same command goes on with what is missing ({_partial(json_file)}).")
@@ -199,7 +202,7 @@ async def _measure(
         facts = environment(
             started, power.names if power else [], [t.facts() for t in targets], runner.pulse.client(runner.requests)
         )
-        notes = chosen.skipped + ([f"Stopped early: {runner.trouble}"] if runner.trouble else [])
+        notes = chosen.skipped + ([f"{STOPPED} {runner.trouble}"] if runner.trouble else [])
         name = "own prompts" if own else suite
         found = document(name, runner.requests, facts, not runner.interrupted, notes)
         if not runner.interrupted:
