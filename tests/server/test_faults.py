@@ -21,18 +21,25 @@ from tests.server.running import PATIENCE_S, Running, chat_body
 BODY_TIMEOUT_S = 3.0
 
 
-def start(*options: str) -> Running:
-    given = ["--model", "demo", "--users", "4", "--body-timeout", str(BODY_TIMEOUT_S), "--step-timeout", "20"]
-    return Running(*given, *options, module="tests.server.faulty")
-
-
 @pytest.fixture(scope="module")
 def faulty() -> Iterator[Running]:
-    server = start()
+    given = ["--model", "demo", "--users", "4", "--body-timeout", str(BODY_TIMEOUT_S), "--step-timeout", "20"]
+    server = Running(*given, "--drain-timeout", "8", module="tests.server.faulty")
     try:
+        _said_while_loading(server)
         yield server.wait()
     finally:
         server.stop()
+
+
+def _said_while_loading(server: Running) -> None:
+    """Loading takes seconds, so the first requests are too early: they are told how far it is and when to come back."""
+    loading, refused = server.get("/ready"), server.post("/v1/chat/completions", chat_body())
+    assert (loading.status_code, refused.status_code, server.get("/health").status_code) == (503, 503, 200)
+    assert set(loading.json()) == {"ready", "phase", "detail", "percent", "eta_s"}
+    assert int(loading.headers["retry-after"]) > 0
+    assert int(refused.headers["retry-after"]) > 0
+    assert "not loaded yet" in refused.json()["error"]["message"]
 
 
 @pytest.fixture
@@ -44,12 +51,14 @@ def server(faulty: Running) -> Iterator[Running]:
     assert faulty.chat(max_tokens=3)["usage"]["completion_tokens"] <= 3
 
 
-def lines(server: Running, body: dict[str, Any]) -> Iterator[str]:
+def lines(server: Running, body: dict[str, Any], taken: Callable[[], object] = lambda: None) -> Iterator[str]:
+    """`taken` is called when the server has accepted the request."""
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:
         if response.status_code != 200:
             response.read()
             yield f"status {response.status_code} {response.text}"
             return
+        taken()
         yield from (line for line in response.iter_lines() if line)
 
 
@@ -59,10 +68,10 @@ def slow(tokens: int = 400, **more: Any) -> dict[str, Any]:
     return chat_body(max_tokens=tokens, ignore_eos=True, temperature=1.0, stream=True, **more)
 
 
-def outcome(server: Running, body: dict[str, Any]) -> str:
+def outcome(server: Running, body: dict[str, Any], taken: Callable[[], object] = lambda: None) -> str:
     """How a stream ended: done, error or silence."""
     try:
-        found = list(lines(server, body))
+        found = list(lines(server, body, taken))
     except httpx.HTTPError as error:
         return f"broken off: {error!r}"
     if found and found[0].startswith("status"):
@@ -209,33 +218,19 @@ def test_the_queue_is_bounded(server: Running) -> None:
     assert all(each.startswith("status 429") and "no room for 1 more" in each for each in refused), refused
 
 
-def test_sigterm_under_load_drains_and_ends(tmp_path: Any) -> None:
-    """Short answers come to their end, long ones are told why not, and the exit code is 0. Before it was ready, it said
-    how far it was."""
-    server = start("--drain-timeout", "8")
-    loading, refused = server.get("/ready"), server.post("/v1/chat/completions", chat_body())
-    assert (loading.status_code, refused.status_code, server.get("/health").status_code) == (503, 503, 200)
-    assert set(loading.json()) == {"ready", "phase", "detail", "percent", "eta_s"}
-    assert int(loading.headers["retry-after"]) > 0
-    assert int(refused.headers["retry-after"]) > 0
-    assert "not loaded yet" in refused.json()["error"]["message"]
-    server.wait()
-    short: list[str] = []
-    long: list[str] = []
-    clients = [threading.Thread(target=lambda: short.append(outcome(server, slow(10)))) for _ in range(3)]
-    clients += [threading.Thread(target=lambda: long.append(outcome(server, slow(4000)))) for _ in range(2)]
-    for client in clients:
-        client.start()
-    server.until(lambda: server.get("/state").json()["engine"]["running"] == 4, "four running requests")
-    engine = server.get("/state").json()["engine"]["pid"]
-    server.process.send_signal(signal.SIGTERM)
-    for client in clients:
-        client.join(PATIENCE_S)
-    assert short == ["done"] * 3
-    assert long == ["error"] * 2
-    log = server.log
-    assert server.stop() == 0, log
-    assert "SIGTERM: no more requests are taken; 5 running" in log
+def test_sigterm_under_load_drains_and_ends(faulty: Running) -> None:
+    """Short answers come to their end, long ones are told why not, and the exit code is 0. It is the last test here."""
+    engine = faulty.get("/state").json()["engine"]["pid"]
+    bodies = [slow(4000), slow(4000), slow(10), slow(10), slow(10)]
+    all_taken = threading.Barrier(len(bodies) + 1)
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        ends = [pool.submit(outcome, faulty, body, lambda: all_taken.wait(PATIENCE_S)) for body in bodies]
+        all_taken.wait(PATIENCE_S)
+        faulty.process.send_signal(signal.SIGTERM)
+        assert [end.result(PATIENCE_S) for end in ends] == ["error", "error", "done", "done", "done"]
+    assert faulty.process.wait(PATIENCE_S) == 0, faulty.log
+    last_words = faulty.log.partition("SIGTERM: no more requests are taken")[2]
+    assert "running ones have 8 s to end" in last_words
+    assert "Traceback" not in last_words
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
-    assert "Traceback" not in log
