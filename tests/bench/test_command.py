@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(tmp_path):
     result = tmp_path / "r.json"
     arguments = ["--suite", "single", "--runs", "4", "--json", str(result)]
     arguments += [part for name in ("Q&A", "Code", "Math") for part in ("--workload", name)]
-    with mock(ttft_s=0.1) as server:
+    with mock(ttft_s=0.25) as server:
         code = "from stoker.cli.main import run; run()"
         process = subprocess.Popen(
             [sys.executable, "-c", code, "bench", server.url, *arguments],
@@ -141,7 +141,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(tmp_path):
         first = load(result)
         assert not first.complete
         assert "Interrupted" in first.headline.text
-        assert first.headline.completed >= 5
+        assert first.headline.completed >= 4
         kept, asked = first.headline.completed, server.asked
         done = stoker("bench", server.url, *arguments)
         time.sleep(0.2)

@@ -27,14 +27,14 @@ def test_every_method_is_measured_and_compared_token_for_token():
     plain, drafted = Behaviour(chunks=33, **quick), Behaviour(chunks=9, per_chunk=(4,), **quick)  # 33 tokens each
     found, tokens = _found(plain, drafted, drafted, Behaviour(chunks=9, per_chunk=(3,), **quick))  # the last has 25
     for kind in demo.KINDS:
-        assert tokens.identical("MTP, 3", kind) == (33 * demo.PER_KIND, 33 * demo.PER_KIND)
+        assert tokens.identical("MTP-3", kind) == (33 * demo.PER_KIND, 33 * demo.PER_KIND)
         assert tokens.identical("adaptive", kind) == (25 * demo.PER_KIND, 33 * demo.PER_KIND)
     console = Console(width=100, record=True, quiet=True)
     console.quiet = False
     with console.capture() as captured:
         console.print(demo._table(found.workloads, tokens))
     shown = captured.get()
-    assert shown.count("DFlash, 12") == len(demo.KINDS)
+    assert shown.count("DFlash-12") == len(demo.KINDS)
     assert "132/132" in shown
     assert {server.name for server in found.environment.servers} == set(demo.METHODS)
     assert {"Q&A", "Agent", *demo.KINDS} <= {row.name for row in found.workloads}

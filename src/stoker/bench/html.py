@@ -94,7 +94,7 @@ def _sides(found: Document) -> str:
     general = [
         w
         for w in found.workloads
-        if w.name != agent.NAME and w.concurrency == 1 and w.variant == "cold" and w.rate is None
+        if w.name != agent.NAME and w.concurrency == 1 and w.variant in ("cold", "own") and w.rate is None
     ]
     turns = [w for w in found.workloads if w.name == agent.NAME]
     halves = [

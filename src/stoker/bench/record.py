@@ -23,7 +23,7 @@ class Request:
 
     server: str  # A, or B with --against
     workload: str
-    variant: str  # cold: fresh salt at the front; warm: prefix asked before; load: prefix being loaded
+    variant: str  # cold: fresh salt in front; warm: prefix asked before; load: loading it; own: the user's prompts
     concurrency: int
     round: int  # measured round, from 1; 0 is the warm-up, which no figure uses
     rate: float | None  # requests per second offered, where arrivals were timed

@@ -144,9 +144,11 @@ class Runner:
         def salted(prompt: Prompt) -> Prompt:
             return prompt.resalted(dice) if cell.variant == "cold" else prompt
 
+        each = cell.each if number else 1  # one is enough to warm up
+
         async def stream(place: int, until: float | None) -> None:
             done = 0
-            while (until is None and done < cell.each) or (until is not None and loop.time() < until):
+            while (until is None and done < each) or (until is not None and loop.time() < until):
                 prompt = prompts[(place + done) % len(prompts)]
                 await self._ask(target, salted(prompt) if done else prompt, cell.variant, None, landed)
                 done += 1

@@ -30,7 +30,7 @@ def title(row: Workload | Difference) -> str:
     name = row.name
     if row.depth:
         name += f" @ d{row.depth}"
-    if row.variant not in ("cold", ""):
+    if row.variant not in ("cold", "own"):
         name += f", {row.variant}"
     if row.rate is not None:
         name += f", {row.rate:g}/s"

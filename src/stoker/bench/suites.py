@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        extra = [self.variant] if self.variant != "cold" else []
+        extra = [self.variant] if self.variant not in ("cold", "own") else []
         extra += [f"d{self.depth}"] if self.depth is not None else []
         extra += [f"{self.rate:g}/s"] if self.rate is not None else []
         extra += [f"c={self.concurrency}"] if self.concurrency > 1 else []

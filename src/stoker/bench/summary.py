@@ -173,9 +173,9 @@ def _sentence(server: str, found: Sequence[Workload], points: Sequence[Turn], na
 
 
 def _general(found: Sequence[Workload], server: str) -> list[Workload]:
-    """One stream, cold, sound answers, no agent."""
+    """One stream, cold or the user's own prompts, sound answers, no agent."""
     single = [w for w in found if w.server == server and w.concurrency == 1 and w.rate is None and w.quality_ok]
-    return [w for w in single if w.name != agent.NAME and w.variant == "cold" and not w.depth and w.completed]
+    return [w for w in single if w.name != agent.NAME and w.variant in ("cold", "own") and not w.depth and w.completed]
 
 
 def _agents(found: Sequence[Workload], server: str) -> list[Workload]:

@@ -181,7 +181,7 @@ async def _measure(
         known = [target.context for target in targets if target.context is not None]
         smallest = min(known, default=None)
         chosen = (
-            Plan([Cell(name, rounds=options.runs, each=len(texts)) for name, texts in own.items()])
+            Plan([Cell(name, "own", rounds=options.runs, each=len(texts)) for name, texts in own.items()])
             if own
             else plan(suite, options, smallest)
         )

@@ -27,7 +27,7 @@ from stoker.demo import prompts
 from stoker.demo.servers import serving
 
 PLAIN, ADAPTIVE = "plain", "adaptive"
-METHODS = {PLAIN: "none", "MTP, 3": "mtp:3", "DFlash, 12": "dflash:12", ADAPTIVE: "auto"}
+METHODS = {PLAIN: "none", "MTP-3": "mtp:3", "DFlash-12": "dflash:12", ADAPTIVE: "auto"}
 KINDS = ("JSON", "code", "prose", "agent")
 PER_KIND, TOKENS = 4, 128
 PAGE, RESULT = Path("demo-report.html"), Path("demo-report.json")
@@ -84,7 +84,7 @@ async def _measure(servers: dict[str, str], console: Console) -> tuple[Document,
         kind: [Prompt(kind, {"prompt": text, "max_tokens": TOKENS}, None) for text in prompts()[kind][:PER_KIND]]
         for kind in KINDS
     }
-    own = Plan([Cell(kind, each=PER_KIND, rounds=1) for kind in KINDS])
+    own = Plan([Cell(kind, "own", each=PER_KIND, rounds=1) for kind in KINDS])
     options = Options(runs=1, max_tokens=TOKENS)
     async with AsyncExitStack() as stack:
         targets = [await stack.enter_async_context(Target(url, name=name)) for name, url in servers.items()]
