@@ -1,8 +1,10 @@
 """The GPU step in Triton's interpreter, against the model that the CPU runs, and what it accepts."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.demo.random_checkpoint import random_tensors, small_config
 from stoker.model.batch import Batch, Run
@@ -10,6 +12,10 @@ from stoker.model.cache import Cache
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.ops.family import Family
+from stoker.ops.linear import Weight
+from stoker.weights.formats.fp8 import Fp8Block
+from stoker.weights.formats.int4 import Int4
+from stoker.weights.formats.int8 import Int8Row
 
 pytest.importorskip("triton")
 
@@ -42,13 +48,35 @@ def model() -> Decoder:
     return decoder
 
 
+def quantize(decoder: Decoder) -> None:
+    """As published: INT4 projections and experts, FP8 shared expert, INT8 head; the rest stays in 16 bit."""
+
+    network: Any = decoder
+
+    def hang(owner: nn.Module, name: str, weight: Weight) -> None:
+        delattr(owner, name)
+        setattr(owner, name, weight)
+
+    for layer in network.layers:
+        mlp = layer.mlp
+        hang(mlp.experts, "gate_up_proj", Int4.quantize(mlp.experts.gate_up_proj))
+        hang(mlp.experts, "down_proj", Int4.quantize(mlp.experts.down_proj))
+        for part in (mlp.shared_expert.gate_proj, mlp.shared_expert.up_proj, mlp.shared_expert.down_proj):
+            hang(part, "weight", Fp8Block.quantize(part.weight))
+        if hasattr(layer, "linear_attn"):  # a and b stay as they are, and so come apart
+            for part in (layer.linear_attn.in_proj_qkv, layer.linear_attn.in_proj_z, layer.linear_attn.out_proj):
+                hang(part, "weight", Int4.quantize(part.weight))
+    hang(network.lm_head, "weight", Int8Row.quantize(network.lm_head.weight))
+
+
 def check_logits() -> None:
-    """Two tokens, of which the second is rejected, then two more."""
+    """Two tokens, of which the second is rejected, then two more; weights of four formats."""
     from stoker.engine.gpu.state import Bucket, GpuCache
     from stoker.engine.gpu.step import Step
     from stoker.engine.gpu.weights import pack_decoder
 
     decoder = model()
+    quantize(decoder)
     cache = GpuCache.allocate(decoder.config, pages=4, slots=2, window=2, device="cpu")
     step = Step(decoder.config, pack_decoder(decoder, 64), cache, Bucket(1, 2, 1), logits=True)
     step.inputs.tables.copy_(torch.tensor([[2, 0, 1, 3]]))

@@ -29,6 +29,10 @@ def test_a_long_block_gives_the_same_bits(interpreter) -> None:
     interpreter(check_long_block)
 
 
+def test_gates_may_come_apart(interpreter) -> None:
+    interpreter(check_gates)
+
+
 def test_kernel_names_what_is_wrong(interpreter) -> None:
     interpreter(check_messages)
 
@@ -115,6 +119,21 @@ def check_long_block() -> None:
     halves = run(y, weights, 6, [(6, 6), (5, 5)])
     assert torch.equal(blocks[0], halves[0])
     assert torch.equal(blocks[1], halves[1])
+
+
+def check_gates() -> None:
+    from stoker.ops.triton.deltanet import DeltaRing, Sequences, deltanet
+
+    weights, y, one = random_weights(), torch.randn(2, WIDTH), torch.ones(1, dtype=torch.int32)
+    found = []
+    for apart in (False, True):
+        state, out = DeltaRing.allocate(2, 2, KEY_HEADS, HEADS, K, V, TAPS, "cpu"), torch.empty(2, HEADS * V).bfloat16()
+        rows, gates = y.split([WIDTH - 2 * HEADS, 2 * HEADS], dim=1)
+        sequences = Sequences(2, one, 0 * one, 2 * one, 0 * one)
+        inputs = (rows.contiguous(), gates.contiguous()) if apart else (y, None)
+        deltanet(inputs[0], out, state, weights, sequences, gates=inputs[1])
+        found.append(out)
+    assert torch.equal(*found)
 
 
 def check_messages() -> None:

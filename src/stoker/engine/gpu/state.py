@@ -92,6 +92,7 @@ class StepBuffers:
     scaled: Tensor  # [T, H] bf16: times the weight of the norm that comes next
     squares: Tensor  # [T, H / 16] fp32: sums of its squares
     projected: dict[str, Tensor]  # by kind of layer: what the input projections make, fp32
+    gates: Tensor  # [T, 2 HV] fp32: DeltaNet's a and b, where their projection is apart
     mixed: dict[str, Tensor]  # by kind of layer: what the output projection reads, bf16
     partials: Partials
     experts: ExpertBuffers
@@ -124,6 +125,7 @@ class StepBuffers:
             scaled=empty(count, hidden),
             squares=empty(count, hidden // UNIT, dtype=fp32),
             projected={kind: empty(count, width, dtype=fp32) for kind, width in widths.items()},
+            gates=empty(count, 2 * config.delta.value_heads if config.delta else 0, dtype=fp32),
             mixed={kind: empty(count, width) for kind, width in outs.items()},
             partials=Partials.allocate(count, heads, bucket.splits, device),
             experts=ExpertBuffers.allocate(count, moe.top_k, moe.intermediate_size, hidden, device),

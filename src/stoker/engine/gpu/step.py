@@ -60,12 +60,14 @@ def run_layer(
     next_scale: Tensor,
     pdl: bool,
 ) -> None:
-    """Six launches. `buffers` hold the stream prepared for the layer's first norm, afterwards for `next_scale`."""
+    """Six launches, as a rule. `buffers` hold the stream prepared for the first norm, afterwards for `next_scale`."""
     assert config.moe is not None
     eps, space = config.rms_norm_eps, buffers.workspace
     kind = FULL if isinstance(state, KVPages) else LINEAR
-    projected, mixed = buffers.projected[kind], buffers.mixed[kind]
-    linear(buffers.scaled, layer.mixer.inputs, projected, space, Norm(buffers.squares, eps), pdl)
+    rows, width = buffers.x.shape[0], layer.mixer.inputs.out_features
+    projected, mixed = buffers.projected[kind].view(-1)[: rows * width].view(rows, width), buffers.mixed[kind]
+    norm = Norm(buffers.squares, eps)
+    linear(buffers.scaled, layer.mixer.inputs, projected, space, norm, pdl)
     if isinstance(state, KVPages):
         assert isinstance(layer.mixer, AttentionLayer)
         pages = Pages(state.keys, state.values, inputs.tables, state.key_scales, state.value_scales)
@@ -75,7 +77,11 @@ def run_layer(
         )  # fmt: skip
     else:
         assert not isinstance(layer.mixer, AttentionLayer)
-        deltanet(projected, mixed, state, layer.mixer.weights, inputs.sequences, pdl)
+        gates = layer.mixer.gates
+        if gates is not None:  # a seventh launch
+            linear(buffers.scaled, gates, buffers.gates, space, norm, pdl)
+        apart = None if gates is None else buffers.gates
+        deltanet(projected, mixed, state, layer.mixer.weights, inputs.sequences, pdl, apart)
     linear(mixed, layer.mixer.out, Stream(buffers.x, layer.post_norm, buffers.scaled), space, None, pdl)
     moe = layer.moe
     route(

@@ -30,9 +30,10 @@ from stoker.weights.formats.nvfp4 import Nvfp4
 
 @dataclass(frozen=True)
 class DeltaLayer:
-    inputs: PackedWeight  # q, k, v, z, a, b
+    inputs: PackedWeight  # q, k, v, z, and a, b where they are of the same format
     weights: DeltaWeights
     out: PackedWeight
+    gates: PackedWeight | None = None  # a, b where they are not
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,12 @@ def _layer(layer: DecoderLayer, config: ModelConfig, rope: tuple[Tensor, Tensor]
 
 
 def _delta(net: GatedDeltaNet) -> DeltaLayer:
-    parts = [net.in_proj_qkv, net.in_proj_z, net.in_proj_a, net.in_proj_b]
+    first = [net.in_proj_qkv.weight, net.in_proj_z.weight]
+    second = [net.in_proj_a.weight, net.in_proj_b.weight]
+    alike = len({isinstance(weight, Tensor) or type(weight) for weight in first + second}) == 1
     return DeltaLayer(
-        inputs=pack([part.weight for part in parts]),
+        inputs=pack(first + second if alike else first),
+        gates=None if alike else pack(second),
         weights=DeltaWeights(
             conv=net.conv1d.weight[:, 0].t().float().contiguous(),
             decay=-torch.exp(net.A_log.float()),

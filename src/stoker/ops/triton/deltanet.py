@@ -116,10 +116,10 @@ def _number(vector, j):
 
 @triton.jit(do_not_specialize=["block_rows", "ring"])
 def deltanet_kernel(
-    y_ptr, out_ptr, state_ptr, inputs_ptr, gates_ptr, conv_ptr, decay_ptr, bias_ptr, norm_ptr, slots_ptr, cached_ptr,
-    lengths_ptr, replay_ptr, block_rows, ring, WIDTH: tl.constexpr, KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TAPS: tl.constexpr,
-    EPS: tl.constexpr, L2: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+    y_ptr, ab_ptr, out_ptr, state_ptr, inputs_ptr, gates_ptr, conv_ptr, decay_ptr, bias_ptr, norm_ptr, slots_ptr,
+    cached_ptr, lengths_ptr, replay_ptr, block_rows, ring, WIDTH: tl.constexpr, AB_WIDTH: tl.constexpr,
+    AB_AT: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    TAPS: tl.constexpr, EPS: tl.constexpr, L2: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (h, b): value head h of sequence b."""
     KEYS: tl.constexpr = KEY_HEADS * K
@@ -157,8 +157,9 @@ def deltanet_kernel(
         k = k * (1.0 / tl.sqrt(tl.sum(k * k, 1) + L2))[:, None]
         qk = tl.sum(q * k, 1)
         mine = (row + i - replay) * WIDTH
-        a = tl.load(y_ptr + mine + (CHANNELS + HEADS * V) + head, mask=new, other=0.0)
-        b = tl.load(y_ptr + mine + (CHANNELS + HEADS * V + HEADS) + head, mask=new, other=0.0)
+        ab = ab_ptr + (row + i - replay) * AB_WIDTH + AB_AT + head
+        a = tl.load(ab, mask=new, other=0.0)
+        b = tl.load(ab + HEADS, mask=new, other=0.0)
         kept = gates_ptr + (position % ring) * (2 * HEADS) + head
         g = tl.where(new, _softplus(a + bias) * decay, tl.load(kept, mask=old, other=0.0))
         beta = tl.where(new, 1.0 / (1.0 + tl.exp(-b)), tl.load(kept + HEADS, mask=old, other=0.0))
@@ -202,12 +203,17 @@ def deltanet(
     weights: DeltaWeights,
     sequences: Sequences,
     pdl: bool = False,
+    gates: Tensor | None = None,
 ) -> None:
-    """y [T, 2 HK K + 2 HV V + 2 HV] fp32: q, k, v before the conv, z, a, b -> out [T, HV * V] bf16, gated."""
+    """y [T, 2 HK K + 2 HV V + 2 HV] fp32: q, k, v before the conv, z, a, b -> out [T, HV * V] bf16, gated.
+
+    a and b may come apart, as `gates` [T, 2 HV], where their weights are of another format; y then ends with z.
+    """
     slots, heads, key_dim, value_dim = state.recurrent.shape
     taps, channels = weights.conv.shape
     ring, tokens = state.inputs.shape[1], sequences.count * sequences.rows
-    width = channels + heads * value_dim + 2 * heads
+    values = channels + heads * value_dim
+    width = values + (2 * heads if gates is None else 0)
     if key_dim & key_dim - 1 or value_dim & value_dim - 1:
         raise ValueError(f"head dimensions must be powers of two, found {key_dim} and {value_dim}.")
     if ring < ring_size(sequences.rows, taps):
@@ -215,6 +221,8 @@ def deltanet(
             f"the ring has {ring} places: steps of {sequences.rows} tokens need {ring_size(sequences.rows, taps)}."
         )
     check("y", y, (tokens, width), torch.float32, y)
+    if gates is not None:
+        check("gates", gates, (tokens, 2 * heads), torch.float32, y)
     check("out", out, (tokens, heads * value_dim), torch.bfloat16, y)
     check("recurrent", state.recurrent, (slots, heads, key_dim, value_dim), torch.float32, y)
     check("inputs", state.inputs, (slots, ring, channels), torch.bfloat16, y)
@@ -225,8 +233,10 @@ def deltanet(
     check("norm", weights.norm, (value_dim,), torch.float32, y)
     check_sequences(sequences, y)
     deltanet_kernel[(heads, sequences.count)](
-        y, out, state.recurrent, state.inputs, state.gates, weights.conv, weights.decay, weights.bias, weights.norm,
-        sequences.slots, sequences.cached, sequences.lengths, sequences.replay, sequences.rows, ring, WIDTH=width,
+        y, y if gates is None else gates, out, state.recurrent, state.inputs, state.gates, weights.conv,
+        weights.decay, weights.bias, weights.norm, sequences.slots, sequences.cached, sequences.lengths,
+        sequences.replay, sequences.rows, ring, WIDTH=width,
+        AB_WIDTH=width if gates is None else 2 * heads, AB_AT=values if gates is None else 0,
         KEY_HEADS=state.key_heads, HEADS=heads, K=key_dim, V=value_dim, TAPS=taps,
         EPS=weights.eps, L2=L2_EPS, SCALE=key_dim**-0.5, num_warps=warps(key_dim, value_dim),
         **_fusion(y.device), **dependent(y.device, pdl),

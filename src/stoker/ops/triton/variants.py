@@ -30,6 +30,7 @@ DELTA = {"KEY_HEADS": 16, "HEADS": 64, "K": 128, "V": 128, "TAPS": 4}
 MATH = {"PTX": True, "DOT": tl.bfloat16, "PDL": True, "enable_fp_fusion": False}
 PLAIN = {"PDL": True, "enable_fp_fusion": False}
 FLOATS = [
+    "ab",
     "y",
     "partial",
     "squares",
@@ -166,7 +167,8 @@ def _experts(shape: Shape, tokens: int, kind: Kind, shared: Kind) -> list[Varian
 
 def _deltanet(shape: Shape) -> Variant:
     values = {
-        **DELTA, "WIDTH": shape.rows, "EPS": 1e-6, "L2": 1e-6, "SCALE": 128**-0.5,
+        **DELTA, "WIDTH": shape.rows, "AB_WIDTH": shape.rows, "AB_AT": 20480,
+        "EPS": 1e-6, "L2": 1e-6, "SCALE": 128**-0.5,
         "num_warps": deltanet.warps(128, 128), **PLAIN,
     }  # fmt: skip
     return Variant("deltanet", deltanet.deltanet_kernel, values, TYPES)
