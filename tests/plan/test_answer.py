@@ -73,6 +73,10 @@ def test_pick_and_evidence_in_json() -> None:
     assert all(row["missing_bytes"] > 0 for row in rows if not row["fits"])
     listed = json.loads(here("evidence", "235b", "--json").stdout)
     assert len(listed["rows"]) == 5
+    assert len(json.loads(here("evidence", "235b", "--box", "2xspark", "--json").stdout)["rows"]) == 5
+    assert json.loads(here("evidence", "235b", "--box", "spark", "--json").stdout)["rows"] == []
+    pair = json.loads(here("pick", "--box", "2xspark", "--json").stdout)["rows"]
+    assert all(row["boxes"] == 2 for choice in pair for row in choice["evidence"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def evidence(
 ) -> None:
     """List published measurements of a model: speed, recipe, workload, how it was timed, and by whom."""
     from stoker.errors import RequestError
+    from stoker.plan.answer import device_of
     from stoker.plan.catalog import find_box, find_model
     from stoker.plan.evidence import measurements, of_model
 
@@ -38,9 +39,8 @@ def evidence(
             ) from None
         rows = of_model(name)
     if box:
-        key = find_box(box).key
-        wanted = ("spark", 2) if key == "2xspark" else (key, None)
-        rows = tuple(r for r in rows if r.box == wanted[0] and (wanted[1] is None or r.boxes == wanted[1]))
+        wanted = device_of(find_box(box))
+        rows = tuple(row for row in rows if (row.box, row.boxes) == wanted)
     if as_json:
         typer.echo(json.dumps({"model": name, "rows": [row.to_json() for row in rows]}, indent=2))
         return

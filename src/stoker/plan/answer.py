@@ -149,7 +149,7 @@ def answer(question: Question) -> Answer:
         if not of.drafting or (of.kind == "mtp" and model.mtp_layers) or (of.kind == "dflash" and model.drafter)
     )
     chosen = speed(draft, kind, question.accept_length)
-    rows = nearest(model.name, *_device(box), key, draft.kind, kind, ask.users)
+    rows = nearest(model.name, *device_of(box), key, draft.kind, kind, ask.users)
     return Answer(
         question=question,
         model=model,
@@ -226,7 +226,7 @@ def _weights(question: Question, model: Model, engine: str, of_recipe: str | Non
     return scheme.key, weighed
 
 
-def _device(box: Box) -> tuple[str, int]:
+def device_of(box: Box) -> tuple[str, int]:
     """Box and number as rows name them."""
     return ("spark", 2) if box.key == "2xspark" else (box.key, 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance
-from stoker.plan.answer import default_engine, parse_draft, recipes
+from stoker.plan.answer import default_engine, device_of, parse_draft, recipes
 from stoker.plan.catalog import Box, find_box, find_scheme, models
 from stoker.plan.evidence import Row, nearest
 from stoker.plan.memory import KV_ITEM, Ask, Budget, budget
@@ -108,7 +108,7 @@ def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need
     accepted = acceptance(draft, need.kind, model=model.name)
     speed = predict(model, weighed, box, draft, accepted=accepted.tokens_per_step, kind=need.kind, context=context,
                     users=need.users, kv_item=KV_ITEM[ask.kv], engine=recipe["engine"])  # fmt: skip
-    device = ("spark", 2) if box.key == "2xspark" else (box.key, 1)
+    device = device_of(box)
     near = nearest(model.name, *device, recipe["weights"], draft.kind, need.kind, need.users, 3)
     return Choice(
         model=model,
@@ -121,5 +121,5 @@ def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need
         speed=speed,
         assumed=accepted.assumed,
         meets=planned.fits and speed.tokens_per_s >= need.least and context == need.context,
-        evidence=tuple(row for row in near if row.box == device[0]),
+        evidence=tuple(row for row in near if (row.box, row.boxes) == device),
     )
