@@ -30,6 +30,7 @@ class Server:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
+        self.process = process
         self.url, self.asked = process.stdout.readline().strip(), 0
         threading.Thread(target=self._follow, args=(process.stdout,), daemon=True).start()
 
@@ -153,6 +154,37 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(tmp_path):
         assert server.asked - asked <= 12 - kept + 3 + 2  # what was missing, a warm-up per open workload, a first probe
         assert not result.with_name("r.json.partial").exists()
         assert len({request.started_s for request in again.requests}) == 12
+
+
+def test_a_server_that_dies_leaves_what_was_measured(tmp_path):
+    result = tmp_path / "r.json"
+    with mock(ttft_s=0.1) as server:
+        code = "from stoker.cli.main import run; run()"
+        arguments = [
+            "--suite",
+            "single",
+            "--runs",
+            "6",
+            "--json",
+            str(result),
+            "--workload",
+            "Math",
+            "--workload",
+            "Code",
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, "bench", server.url, *arguments], stderr=subprocess.PIPE
+        )
+        deadline = time.monotonic() + 120
+        while server.asked < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        server.process.kill()
+        process.communicate(timeout=100)
+    assert process.returncode == 1
+    found = load(result)
+    assert not found.complete
+    assert found.headline.completed >= 3
+    assert any(warning.startswith("Stopped early:") for warning in found.warnings)
 
 
 def test_another_measurement_does_not_continue_an_unfinished_one(tmp_path):

@@ -127,7 +127,7 @@ def headline(
         text = " ".join(said) or f"{done} requests completed."
         if failed:
             text += f" {failed} of {len(requests)} requests FAILED ({_listed(failures)})."
-        broken = sorted({w.name for w in found if not w.quality_ok})
+        broken = sorted({_label(w) for w in found if not w.quality_ok})
         if broken:
             text += f" Answers to {', '.join(broken)} are broken and not part of these figures."
     if not complete:
@@ -294,9 +294,13 @@ def _listed(failures: Counter[str]) -> str:
     return ", ".join(f"{kind}: {count}" for kind, count in failures.most_common())
 
 
+def _label(workload: Workload) -> str:
+    return f"{workload.name}, {workload.variant}" if workload.variant in ("warm", "load") else workload.name
+
+
 def _title(workload: Workload, servers: Sequence[ServerFacts]) -> str:
     many = f" c={workload.concurrency}" if workload.concurrency > 1 else ""
-    return f"{workload.name}{many}" + (f" on {workload.server}" if len(servers) > 1 else "")
+    return f"{_label(workload)}{many}" + (f" on {workload.server}" if len(servers) > 1 else "")
 
 
 def _thousands(tokens: int) -> str:
