@@ -9,7 +9,7 @@ from pathlib import Path
 import stoker
 from stoker.bench.record import Client, Environment, ServerFacts
 
-SECRET = ("--api-key",)
+SECRET = ("--api-key", "--against-api-key")
 
 
 def environment(started: datetime, gpus: list[str], servers: list[ServerFacts], client: Client) -> Environment:

@@ -68,8 +68,9 @@ def bench(
     body: Annotated[str, typer.Option(help='JSON added to every request, e.g. {"chat_template_kwargs":{...}}.')] = "",
     timeout: Annotated[float, typer.Option(help="Give a request up when nothing arrives for so many seconds.")] = 300.0,
     api_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token; never written down.")
+        str, typer.Option(envvar="STOKER_API_KEY", help="Sent as a bearer token; never written down.")
     ] = "",
+    against_api_key: Annotated[str, typer.Option(help="The second server's; it never gets the first one's.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted run of this file.")] = False,
 ) -> None:
     """Measure a server: tokens not chunks, errors counted, cold and warm, decode and end-to-end apart.
@@ -94,15 +95,14 @@ def bench(
     extra = _object(body, "--body") if body else {}
     own = read_prompts(prompts) if prompts else {}
     shared: dict[str, Any] = {
-        "api_key": api_key,
         "extra": extra,
         "tokenizer": tokenizer,
         "context": context,
         "patience": timeout,
     }
-    targets = [Target(url, model, name="A", **shared)]
+    targets = [Target(url, model, api_key, name="A", **shared)]
     if against:
-        targets.append(Target(against, against_model, name="B", **shared))
+        targets.append(Target(against, against_model, against_api_key, name="B", **shared))
     console = error_console()
     for path in (json_file, html, csv, markdown):
         if path is not None and not path.absolute().parent.is_dir():
