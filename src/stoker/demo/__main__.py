@@ -3,6 +3,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from stoker.demo.servers import serving
 PLAIN, ADAPTIVE = "plain", "adaptive"
 METHODS = {PLAIN: "none", "MTP-3": "mtp:3", "DFlash-12": "dflash:12", ADAPTIVE: "auto"}
 KINDS = ("JSON", "code", "prose", "agent")
-PER_KIND, TOKENS = 4, 128
+PER_KIND, TOKENS = 3, 128
 PAGE, RESULT = Path("demo-report.html"), Path("demo-report.json")
 
 
@@ -57,10 +58,13 @@ def main() -> None:
         "src/stoker/demo/MODEL_CARD.md"
     )
     console.print("The first start on a machine compiles kernels for its processor.\n", style="dim")
+    began = time.monotonic()
     with console.status("starting") as status:
         servers = serving(list(METHODS.values()), status.update)
         with servers as addresses:
             status.stop()
+            waited = time.monotonic() - began
+            console.print(f"{len(METHODS)} servers (stoker serve --model demo --draft …) ready after {waited:.0f} s\n")
             found, tokens, answer = asyncio.run(_measure(dict(zip(METHODS, addresses, strict=True)), console))
     console.print(prompts()["JSON"][0].partition("user\n")[2].partition("<|im_end|>")[0], markup=False, style="dim")
     console.print(f"\n{answer}\n", markup=False)
