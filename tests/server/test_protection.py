@@ -15,6 +15,7 @@ from stoker.server.config import ServerConfig
 from stoker.server.conversation import template_tools
 from stoker.server.errors import ApiError
 from stoker.server.protocol.chat import Function, Tool
+from stoker.server.run import listen
 from stoker.server.served import ServedModel
 from tests.server.running import Running, chat_body
 
@@ -148,6 +149,15 @@ def test_text_of_a_request_is_never_run_as_a_template() -> None:
     rendered = model.decode(model.render([{"role": "user", "content": text}], template_tools([tool])))
     assert text in rendered
     assert "49" not in rendered
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(RequestError, match=rf"cannot listen on 127.0.0.1, port {port}: Address already in use"):
+            listen("127.0.0.1", port)
+    with pytest.raises(RequestError, match=r"cannot listen on no\.such\.host\.invalid"):
+        listen("no.such.host.invalid", 8000)
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

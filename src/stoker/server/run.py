@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from stoker.engine.spec import Buildable, EngineSpec
-from stoker.errors import StokerError
+from stoker.errors import RequestError, StokerError
 from stoker.server.app import create_app
 from stoker.server.config import ServerConfig
 from stoker.server.patience import PatientProtocol
@@ -41,9 +42,25 @@ def serve(
 async def _serve(
     config: ServerConfig, plan: Plan, spec: Buildable, announce: Callable[[str], object]
 ) -> StokerError | None:
+    listening = listen(config.host, config.port)
     service = Service(config, plan, spec)
-    await Server(service, announce).serve()
+    await Server(service, announce).serve(sockets=[listening])
     return service.failure
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is loaded, so that a port that is taken is found out at once."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise RequestError(
+            f"the server cannot listen on {host}, port {port}: {error.strerror}. Stop what listens there, or choose "
+            "another --host or --port (0 takes a free one)."
+        ) from error
+    return listening
 
 
 class Server(uvicorn.Server):

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.engine.request import Stats
-from stoker.server.api.chat import drafts_of, finish_reason, prompted
+from stoker.server.api.chat import drafts_of, finish_reason
 from stoker.server.api.respond import respond
+from stoker.server.asks import prompted
 from stoker.server.errors import ApiError
 from stoker.server.generation import Ask, Delta
 from stoker.server.logprobs import completion_logprobs

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats
-from stoker.server.api.chat import chat_asks
 from stoker.server.api.respond import respond
+from stoker.server.asks import chat_asks
 from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
 from stoker.server.conversation import template_messages, template_tools
 from stoker.server.generation import Delta
