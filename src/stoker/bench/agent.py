@@ -9,13 +9,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.bench import texts
 from stoker.bench.answer import Answer
 from stoker.bench.fit import Body, fit
-from stoker.bench.target import Target
 from stoker.bench.workloads import Prompt
+
+if TYPE_CHECKING:
+    from stoker.bench.target import Target
 
 NAME = "Agent"
 MAX_TOKENS = 192
@@ -47,7 +49,7 @@ def _tool(name: str, says: str, **parameters: str) -> Body:
 class Conversation:
     """One run through all points. `salt` stands in the first tool, which templates put first: a cold start."""
 
-    def __init__(self, target: Target, salt: str, tool_share: float = TOOL_SHARE) -> None:
+    def __init__(self, target: "Target", salt: str, tool_share: float = TOOL_SHARE) -> None:
         self._target, self._dice, self._share = target, Random(salt), tool_share
         self._salt = salt
         self._messages: list[Body] = [

@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.bench import texts
 from stoker.bench.fit import fit
-from stoker.bench.target import Target
+
+if TYPE_CHECKING:
+    from stoker.bench.target import Target
 
 Body = dict[str, Any]
 
@@ -145,7 +147,7 @@ class Prompt:
 class Prompts:
     """Fitted prompts of one server. Where the filler must end is searched once per workload and salted per request."""
 
-    def __init__(self, target: Target, salt: str) -> None:
+    def __init__(self, target: "Target", salt: str) -> None:
         self._target, self.dice = target, Random(f"{salt}/{target.name}")
         self._stable = _salt(Random(salt))
         self._fitted: dict[tuple[str, int], Prompt] = {}
