@@ -11,7 +11,7 @@ from stoker.model.cache import allocate_delta_state
 from stoker.model.config import DeltaConfig
 from stoker.model.recurrence import Recurrence
 from stoker.ops.delta_rule import delta_rule_chunk
-from stoker.ops.deltanet import StepPlan, commit, deltanet_chunks, deltanet_steps
+from stoker.ops.deltanet import PrefillPlan, StepPlan, commit, deltanet_chunks, deltanet_steps
 from stoker.ops.family import STEP_CHUNK, Family
 
 DELTA = DeltaConfig(key_heads=2, value_heads=6, key_dim=24, value_dim=40, conv_kernel=4)
@@ -48,6 +48,7 @@ class Layer:
         if isinstance(plan, StepPlan):
             out = deltanet_steps(qkv, gates, self.weight, self.state, plan)
         else:
+            assert isinstance(plan, PrefillPlan)
             out = deltanet_chunks(qkv, gates, self.weight, self.state, plan)
         for (s, _), taken in zip(step, accept or [n for _, n in step], strict=True):
             self.done[s] += taken

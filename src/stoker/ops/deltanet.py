@@ -3,9 +3,9 @@
 A step does not touch the committed state; it keeps what each token feeds in (`pending`, a ring by position). There are
 two ways to go on from there, and a cache keeps to one of them (`Recurrence`):
 
-In chunks: a step computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state before
-that chunk. Once all tokens of a chunk are accepted, the next call commits it by the same arithmetic. A block costs
-little more than a token, which is what matters where each tensor operation is a call.
+In chunks: a step computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state
+before that chunk. Once all tokens of a chunk are accepted, the next call commits it by the same arithmetic. A block
+costs little more than a token, which is what matters where each tensor operation is a call.
 Serially: a step first adds the changes of the tokens accepted since, and computes its own one after another. That is
 the least work, for a kernel that does it in one go.
 
@@ -114,8 +114,8 @@ def gated_delta(
     state: DeltaState,
     plan: StepPlan | SerialPlan | PrefillPlan,
 ) -> Tensor:
-    """Everything between the projections: qkv [T, C] before the conv, z [T, HV * V], gates [T, 2 HV or more] (a, then b,
-    fp32) -> [T, HV * V] in the dtype of z."""
+    """Everything between the projections: qkv [T, C] before the conv, z [T, HV * V], gates [T, 2 HV or more] in fp32 (a,
+    then b) -> [T, HV * V] in the dtype of z."""
     heads = len(constants.decay)
     g = softplus(gates + constants.bias).narrow(1, 0, heads) * constants.decay  # log decay
     gates = torch.stack([g, sigmoid(gates).narrow(1, heads, heads)], dim=1)
