@@ -114,8 +114,8 @@ def gated_delta(
     state: DeltaState,
     plan: StepPlan | SerialPlan | PrefillPlan,
 ) -> Tensor:
-    """Everything between the projections: qkv [T, C] before the conv, z [T, HV * V], gates [T, 2 HV or more] in fp32 (a,
-    then b) -> [T, HV * V] in the dtype of z."""
+    """Everything between the projections: qkv [T, C] before the conv, z [T, HV * V], gates [T, 2 HV or more] in fp32
+    (a, then b) -> [T, HV * V] in the dtype of z."""
     heads = len(constants.decay)
     g = softplus(gates + constants.bias).narrow(1, 0, heads) * constants.decay  # log decay
     gates = torch.stack([g, sigmoid(gates).narrow(1, heads, heads)], dim=1)
