@@ -104,6 +104,8 @@ class Drafting:
 
 def distinct_experts(layers: Many[SparseMlp], tokens: int) -> float | None:
     """Per layer on average, in the forward over these `tokens` just done; None if that cannot be told."""
+    if tokens == 1 and layers:
+        return float(layers[0].moe.top_k)
     routed = [layer.routed.flatten() for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
     if not routed:
         return None
