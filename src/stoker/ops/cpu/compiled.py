@@ -32,7 +32,8 @@ def _cache() -> Path:
         writable = os.access(folder, os.W_OK)
     except OSError:
         writable = False
-    return folder if writable else Path(tempfile.gettempdir()) / folder.name
+    # what lies there is executed, so a folder that others could have made is none
+    return folder if writable else Path(tempfile.mkdtemp(prefix="stoker-kernels-"))
 
 
 numba.config.CACHE_DIR = str(_cache())
