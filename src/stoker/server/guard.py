@@ -6,6 +6,7 @@ Plain ASGI, so that streams pass through untouched.
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import json
@@ -13,11 +14,12 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.server.config import ServerConfig
+from stoker.server.config import MIB, ServerConfig
 from stoker.server.errors import ApiError
 
 OPEN_PATHS = ("/health",)
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+LINGER_S, LINGER_BYTES = 2.0, 64 * MIB  # how much longer a refused client is listened to
 
 
 class Guard:
@@ -30,10 +32,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started = False
+        body = _Body(receive, self._config)
 
         async def watched(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.body" and not message.get("more_body") and not body.complete:
+                await send({**message, "more_body": True})
+                await body.discard()
+                message = {"type": "http.response.body", "body": b""}
             await send(message)
 
         try:
@@ -41,10 +48,10 @@ class Guard:
             self._check_host(headers)
             self._check_key(scope["path"], headers)
             self._check_length(headers)
-            await self._app(scope, _Limited(receive, self._config), watched)
+            await self._app(scope, body, watched)
         except ApiError as error:
             if not started:
-                await refuse(error, scope["path"], send)
+                await refuse(error, scope["path"], watched)
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """A web page could otherwise reach a server on this machine through a name of its own (DNS rebinding)."""
@@ -72,27 +79,39 @@ class Guard:
             raise too_large(int(length[:20]), self._config.max_body)
 
 
-class _Limited:
+class _Body:
     """A request's body, as far as it is allowed to go."""
 
     def __init__(self, receive: Receive, config: ServerConfig) -> None:
         self._receive, self._config = receive, config
-        self._bytes, self._complete = 0, False
+        self._bytes, self.complete = 0, False
 
     async def __call__(self) -> Message:
-        if self._complete:
+        if self.complete:
             return await self._receive()  # only a disconnect can come
         try:
-            message = await asyncio.wait_for(self._receive(), self._config.body_timeout)
+            message = await asyncio.wait_for(self._next(), self._config.body_timeout)
         except TimeoutError:
             raise ApiError(
                 408, f"The request did not arrive within {self._config.body_timeout:,.0f} s; {self._bytes:,} bytes did."
             ) from None
-        if message["type"] == "http.request":
-            self._bytes += len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
-            if self._bytes > self._config.max_body:
-                raise too_large(self._bytes, self._config.max_body)
+        if self._bytes > self._config.max_body:
+            raise too_large(self._bytes, self._config.max_body)
+        return message
+
+    async def discard(self) -> None:
+        """Reads what the client still sends after its answer. Closing a connection over unread bytes resets it, and a
+        reset can destroy the answer before the client has read it."""
+        limit = self._bytes + LINGER_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while not self.complete and self._bytes < limit:
+                    await self._next()
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._bytes += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)  # nothing follows a disconnect either
         return message
 
 
