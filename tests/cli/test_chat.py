@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.conversation import Conversation, Piece, ThoughtSplitter
+from stoker.cli.conversation import Conversation, Piece
 from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.client import EngineClient
@@ -294,26 +294,3 @@ def merged(pieces: list[Piece]) -> list[Piece]:
         else:
             whole.append(piece)
     return whole
-
-
-@pytest.mark.parametrize(
-    ("thinking", "text", "thought", "answer"),
-    [
-        (True, "a < b\n\n c\n</think>\n\nx\n", "a < b\n\n c", "x\n"),
-        (True, "never closed </thin", "never closed </thin", ""),
-        (False, "\n<think> a</think>x</think>", "a", "x</think>"),
-        (False, "<thin", "", "<thin"),
-        (False, "<thing> <think>", "", "<thing> <think>"),
-        (False, "plain", "", "plain"),
-        (False, "", "", ""),
-    ],
-)
-def test_thoughts_are_told_from_answers_however_the_text_is_cut(
-    thinking: bool, text: str, thought: str, answer: str
-) -> None:
-    for size in range(1, len(text) + 1):
-        splitter = ThoughtSplitter(thinking)
-        pieces = [piece for at in range(0, len(text), size) for piece in splitter.push(text[at : at + size])]
-        pieces += splitter.flush()
-        assert "".join(piece.text for piece in pieces if piece.thought) == thought
-        assert "".join(piece.text for piece in pieces if not piece.thought) == answer

@@ -14,6 +14,7 @@ from stoker.demo import EMBEDDED
 from stoker.engine.text import TextStream
 from stoker.server.parse.answer import AnswerParser
 from stoker.server.parse.pieces import Call, CallArguments, Message, Piece
+from stoker.server.parse.reasoning import ReasoningSplitter
 
 TOOLS = {
     "time": {"type": "object", "properties": {}},
@@ -93,6 +94,16 @@ def test_every_way_to_cut_a_short_answer_in_up_to_three(name: str, thinking: boo
         for complete in (True, False):
             expected = parse([text[:stop]], thinking, complete)
             assert parse(text[:stop], thinking, complete) == expected, text[:stop]
+
+
+@pytest.mark.parametrize("text", ["ő</think> 🙂", "<think>é", "🙂<tool_call>", "<tool_call>{é", "a</think><to"])
+@pytest.mark.parametrize("thinking", [True, False])
+def test_every_way_there_is_to_cut_a_tag(text: str, thinking: bool) -> None:
+    """All 2ⁿ⁻¹ of them, not only those in three."""
+    whole = parse([text], thinking)
+    for chosen in range(1 << (len(text) - 1)):
+        pieces = cut(text, [place + 1 for place in range(len(text) - 1) if chosen >> place & 1])
+        assert parse(pieces, thinking) == whole, pieces
 
 
 @cache
@@ -201,3 +212,25 @@ def test_a_string_argument_streams_and_is_valid_json_at_every_stop() -> None:
 def test_without_tools_a_call_is_text() -> None:
     parser = AnswerParser(False, None)
     assert Message.of(parser.push(CALL) + parser.finish()) == Message("", CALL, [])
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "thought", "answer"),
+    [
+        (True, "a < b\n\n c\n</think>\n\nx\n", "a < b\n\n c", "x\n"),
+        (True, "never closed </thin", "never closed </thin", ""),
+        (False, "\n<think> a</think>x</think>", "a", "x</think>"),
+        (False, "<thin", "", "<thin"),
+        (False, "<thing> <think>", "", "<thing> <think>"),
+        (False, "plain", "", "plain"),
+        (False, "", "", ""),
+    ],
+)
+def test_thoughts_are_told_from_answers_however_the_text_is_cut(
+    thinking: bool, text: str, thought: str, answer: str
+) -> None:
+    for size in range(1, len(text) + 1):
+        splitter = ReasoningSplitter(thinking)
+        pairs = [splitter.push(piece) for piece in cut(text, range(size, len(text), size))]
+        pairs.append(splitter.flush())
+        assert tuple("".join(side) for side in zip(*pairs, strict=True)) == (thought, answer)

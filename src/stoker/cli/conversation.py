@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from stoker.engine.request import Depth, Finish, Stats
 from stoker.errors import RequestError
+from stoker.server.parse.reasoning import OPEN, ReasoningSplitter
 
 if TYPE_CHECKING:
     from stoker.engine.client import EngineClient, Stream
     from stoker.engine.tokenizer import Tokenizer
     from stoker.speculate.sampling import Sampling
-
-OPEN, CLOSE = "<think>", "</think>"
 
 
 class Piece(NamedTuple):
@@ -21,52 +20,12 @@ class Piece(NamedTuple):
     thought: bool
 
 
-class ThoughtSplitter:
-    """Tells thoughts from the answer in text that arrives in pieces. Only what comes before an answer is a thought."""
-
-    def __init__(self, thinking: bool) -> None:
-        """`thinking`: the prompt has opened the thought already."""
-        self._inside = True if thinking else None  # None: the first word is not known yet
-        self._held = ""
-        self._fresh = True  # nothing has come out of this part: white space before it is left out
-
-    def push(self, text: str) -> list[Piece]:
-        self._held += text
-        pieces = []
-        if self._inside is None:
-            self._held = self._held.lstrip()
-            if len(self._held) < len(OPEN) and OPEN.startswith(self._held):
-                return []
-            self._inside = self._held.startswith(OPEN)
-            self._held = self._held.removeprefix(OPEN)
-        if self._inside:
-            thought, closed, rest = self._held.partition(CLOSE)
-            if not closed:
-                cut = len(thought[: len(thought) - _beginning_of(CLOSE, thought)].rstrip())
-                self._held = thought[cut:]
-                return self._out(thought[:cut])
-            pieces = self._out(thought.rstrip())
-            self._inside, self._held, self._fresh = False, rest, True
-        return pieces + self.flush()
-
-    def flush(self) -> list[Piece]:
-        """What was held back as half a tag or white space that may end a thought, once no more text comes."""
-        held, self._held = self._held, ""
-        return self._out(held)
-
-    def _out(self, text: str) -> list[Piece]:
-        if self._fresh:
-            text = text.lstrip()
-            self._fresh = not text
-        return [Piece(text, bool(self._inside))] if text else []
-
-
 class Reply:
     """One answer as it comes: iterate over its pieces. `stop` ends it early; what was made until then still comes."""
 
     def __init__(self, stream: "Stream", tokenizer: "Tokenizer", thinking: bool) -> None:
         self._stream, self._decode = stream, tokenizer.stream().push
-        self._splitter = ThoughtSplitter(thinking)
+        self._splitter = ReasoningSplitter(thinking)
         self._ready: deque[Piece] = deque()
         self.finish: Finish | None = None
         self.stats = Stats()  # filled with the last piece
@@ -85,14 +44,17 @@ class Reply:
     def __next__(self) -> Piece:
         while not self._ready:
             event = next(self._stream)
-            self._ready += self._splitter.push("".join(map(self._decode, event.tokens)))
+            self._add(*self._splitter.push("".join(map(self._decode, event.tokens))))
             if event.finish:
                 self.finish, self.stats = event.finish, event.stats or self.stats
-                self._ready += self._splitter.flush()
+                self._add(*self._splitter.flush())
         piece = self._ready.popleft()
         if not piece.thought:
             self.answer += piece.text
         return piece
+
+    def _add(self, thought: str, answer: str) -> None:
+        self._ready += [piece for piece in (Piece(thought, True), Piece(answer, False)) if piece.text]
 
 
 class Conversation:
@@ -142,8 +104,3 @@ class Conversation:
         if reply.answer or not reply.stopped:
             self.messages.append({"role": "user", "content": text})
             self.messages.append({"role": "assistant", "content": reply.answer})
-
-
-def _beginning_of(tag: str, text: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `tag`."""
-    return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
