@@ -9,7 +9,7 @@ import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from stoker.speculate.mask import TokenMask
 
 SHUT = "the engine was shut down."
+Sleeper = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]  # a reader under asyncio that waits
 
 
 class Stream:
@@ -56,7 +57,7 @@ class Stream:
         self._cancel = cancel
         self._arrived: deque[Event | StokerError] = deque()
         self._changed = threading.Condition()
-        self._sleeper: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._sleeper: Sleeper | None = None
         self._read_out = False  # the reader has seen the last event
 
     def cancel(self) -> None:
@@ -130,14 +131,15 @@ class Stream:
 
     def put(self, event: Event | StokerError) -> None:
         """For the engine's side, from any thread: an event, or why there will be no more. Never waits."""
+        _wake(filter(None, [self.add(event)]))
+
+    def add(self, event: Event | StokerError) -> "Sleeper | None":
+        """As `put`, but for the asyncio reader: who it was that has to be woken."""
         with self._changed:
             self._arrived.append(event)
             self._changed.notify()
             sleeper, self._sleeper = self._sleeper, None
-        if sleeper:
-            loop, woken = sleeper
-            with suppress(RuntimeError):  # the reader's event loop is closed: nobody waits
-                loop.call_soon_threadsafe(_wake, woken)
+        return sleeper
 
 
 class EngineClient(ABC):
@@ -233,9 +235,8 @@ class EngineClient(ABC):
                     for event in report.events:
                         if event.finish:
                             self._streams.pop(event.request_id, None)
-                for stream, event in zip(streams, report.events, strict=True):
-                    if stream:
-                        stream.put(event)
+                pairs = zip(streams, report.events, strict=True)
+                _wake(filter(None, [stream.add(event) for stream, event in pairs if stream]))
             case Answer():
                 with self._lock:
                     future = self._tickets.pop(report.ticket)
@@ -288,6 +289,18 @@ def pending() -> "Future[Any]":
     return future
 
 
-def _wake(sleeper: "asyncio.Future[None]") -> None:
-    if not sleeper.done():
-        sleeper.set_result(None)
+def _wake(sleepers: Iterable[Sleeper]) -> None:
+    """Calls each event loop once, however many of its readers have news: a call from another thread costs it a system
+    call on either side."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for loop, woken in sleepers:
+        by_loop.setdefault(loop, []).append(woken)
+    for loop, futures in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(_end_sleep, futures)
+
+
+def _end_sleep(futures: list["asyncio.Future[None]"]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -31,6 +31,8 @@ class TextStream:
             self._undecoded.append(token)
             return ""
         self._undecoded = []
+        if not self._stops:
+            return str(piece)
         before, self._held = len(self._held), self._held + piece
         if may_stop:
             for start, stop in sorted(

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.engine.client import Stream
 from stoker.engine.request import Event, Finish, Stats, TokenLogprob
@@ -36,8 +36,7 @@ class Ask:
     mask: Callable[[], "TokenMask"] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):  # one per step and request: cheaper to make than a frozen dataclass
     """What one step added to an answer. The last one has a finish and the whole cost."""
 
     pieces: list[Piece]

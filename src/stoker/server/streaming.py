@@ -56,23 +56,15 @@ class EventStream(Response):
         self._end, self._close = end, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop, stalled = asyncio.get_running_loop(), False
-
-        def let_go(writing: "asyncio.Task[None] | None") -> None:
-            nonlocal stalled
-            stalled = True
-            log.warning("a client took nothing of its stream for %.0f s and was let go", self._stall_timeout)
-            if writing:
-                writing.cancel()
+        patience = _Patience(self._stall_timeout)
 
         async def write(text: str, more: bool = True) -> None:
-            patience = loop.call_later(self._stall_timeout, let_go, asyncio.current_task())
-            try:
-                await send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more})
-            finally:
-                patience.cancel()
+            patience.begin()
+            await send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more})
+            patience.end()
 
         async def stream() -> None:
+            patience.watch(asyncio.current_task())
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             async with aclosing(self._events) as events:  # type: ignore[type-var]
                 try:
@@ -82,7 +74,7 @@ class EventStream(Response):
                 except ApiError as error:
                     await write(self._on_error(error) + self._end, more=False)
                 except asyncio.CancelledError:
-                    if not stalled:
+                    if not patience.lost:
                         raise
                 except Exception as error:
                     log.exception("an answer broke off")
@@ -93,7 +85,42 @@ class EventStream(Response):
             with suppress(ClientGone):
                 await _while_connected(receive, stream())
         finally:
+            patience.watch(None)
             self._close()
+
+
+class _Patience:
+    """Cancels a task that takes too long over one write. One timer looks after all writes of a stream: there is a write
+    per step, and a timer for each would cost as much as making its text."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._loop = seconds, asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._began: float | None = None  # the write under way, if one is
+        self.lost = False
+
+    def watch(self, task: "asyncio.Task[None] | None") -> None:
+        self._task = task
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._seconds, self._look) if task else None
+
+    def begin(self) -> None:
+        self._began = self._loop.time()
+
+    def end(self) -> None:
+        self._began = None
+
+    def _look(self) -> None:
+        """Looks again when the write under way would have taken too long."""
+        waited = 0.0 if self._began is None else self._loop.time() - self._began
+        if waited < self._seconds:
+            self._timer = self._loop.call_later(self._seconds - waited, self._look)
+        elif self._task:
+            self.lost = True
+            log.warning("a client took nothing of its stream for %.0f s and was let go", self._seconds)
+            self._task.cancel()
 
 
 async def while_connected(request: Request, answer: Awaitable[T]) -> T:
