@@ -27,16 +27,19 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu_timing import bandwidth
-from benchmarks.gpu_weights import SHAPES, random_model
+from benchmarks.gpu_weights import DRAFTERS, SHAPES, random_drafter, random_model
 from stoker.engine.gpu.accept import Accepted, accept, advance
+from stoker.engine.gpu.dflash import DFlashDraft, DFlashWeights
 from stoker.engine.gpu.mtp import MtpDraft, mtp_bytes
 from stoker.engine.gpu.state import Bucket, GpuCache
 from stoker.engine.gpu.step import Step
 from stoker.engine.gpu.weights import LayerWeights, StepWeights
 from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.config import ModelConfig
+from stoker.model.dflash import SLIDING, DFlashConfig
 from stoker.ops.attention import SPLIT
 
+DFlashPart = tuple[DFlashConfig, DFlashWeights]
 PATTERN = 1024  # steps after which assumed acceptance and random tokens repeat
 WARM_UP = 12
 
@@ -46,7 +49,7 @@ class Decode:
 
     def __init__(
         self, config: ModelConfig, weights: StepWeights, batch: int, draft: str, length: float | None, context: int,
-        steps: int, *, pdl: bool, kv_dtype: torch.dtype,
+        steps: int, *, pdl: bool, kv_dtype: torch.dtype, dflash: DFlashPart | None = None,
     ) -> None:  # fmt: skip
         self.config, self.weights, self.device = config, weights, weights.embedding.device
         kind, depth = parse_draft(draft)
@@ -60,13 +63,17 @@ class Decode:
         for state in cache.layers:
             if isinstance(state, KVPages):
                 _fill(state)
-        self.step = Step(config, weights, cache, bucket, pdl=pdl)
+        self.step = Step(config, weights, cache, bucket, pdl=pdl, taps=dflash[0].taps if dflash else ())
         inputs = self.step.inputs
         inputs.tables.copy_(torch.arange(batch * pages, device=self.device).view(batch, pages))
         inputs.sequences.slots.copy_(torch.arange(batch, device=self.device))
         inputs.sequences.cached.fill_(context)
         self.accepted = Accepted.allocate(self.step)
-        self.drafter = MtpDraft(self.step, batch * pages, depth) if kind == "mtp" else None
+        self.drafter: MtpDraft | DFlashDraft | None = None
+        if kind == "mtp":
+            self.drafter = MtpDraft(self.step, batch * pages, depth)
+        elif dflash is not None:
+            self.drafter = DFlashDraft(self.step, *dflash, batch * pages, depth)
         self.assumed = None if length is None else assumed_counts(length, rows, batch).to(self.device)
         self.ids = torch.randint(0, config.vocab_size, (PATTERN, bucket.tokens), device=self.device, dtype=torch.int32)
         self.clock = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -167,8 +174,9 @@ def expected_distinct(config: ModelConfig, tokens: int) -> float:
 
 
 def bytes_per_step(
-    config: ModelConfig, weights: StepWeights, batch: int, draft: str, context: float, distinct: float, kv_bytes: int
-) -> int:
+    config: ModelConfig, weights: StepWeights, batch: int, draft: str, context: float, distinct: float, kv_bytes: int,
+    dflash: DFlashPart | None = None,
+) -> int:  # fmt: skip
     """What a step must read, and the state it must write; activations apart."""
     kind, depth = parse_draft(draft)
 
@@ -191,6 +199,10 @@ def bytes_per_step(
             moe = weights.mtp.layer.moe
             chosen = experts * (moe.gate_up.nbytes + moe.down.nbytes) / moe.gate_up.packed.shape[0]
             total += weights.head.nbytes + mtp_bytes(weights.mtp) + chosen + keys
+    if dflash is not None:
+        own = dflash[0]
+        seen = sum(min(context, own.sliding_window) if kind == SLIDING else context for kind in own.layer_types)
+        total += weights.head.nbytes + dflash[1].nbytes + 2 * own.num_kv_heads * own.head_dim * 2 * batch * seen
     return round(total)
 
 
@@ -267,13 +279,14 @@ def labels(names: list[str]) -> list[str]:
 
 def measure(
     config: ModelConfig, weights: StepWeights, options: argparse.Namespace, batch: int, draft: str, context: int,
-    delivered: dict[str, float], name: str,
+    delivered: dict[str, float], name: str, dflash: DFlashPart | None,
 ) -> dict[str, Any]:  # fmt: skip
     kind, depth = parse_draft(draft)
+    dflash = dflash if kind == "dflash" else None
     length = None if kind == "none" else options.accept_length
     kv_dtype = torch.float8_e4m3fn if options.kv == "fp8" else torch.bfloat16
     decode = Decode(config, weights, batch, draft, length, context, (options.runs + 1) * options.steps, pdl=options.pdl,
-                    kv_dtype=kv_dtype)  # fmt: skip
+                    kv_dtype=kv_dtype, dflash=dflash)  # fmt: skip
     decode.capture()
     distinct = decode.distinct_experts(4 if decode.graph else 0)
     runs = [decode.run(options.steps) for _ in range(options.runs)]
@@ -283,7 +296,7 @@ def measure(
     tokens_all = batch * (depth + 1)
     # keys grow while it runs: the mean of what was there
     seen = float(decode.step.inputs.sequences.cached.float().mean())
-    bytes_ = bytes_per_step(config, weights, batch, draft, (context + seen) / 2, distinct, kv_dtype.itemsize)
+    bytes_ = bytes_per_step(config, weights, batch, draft, (context + seen) / 2, distinct, kv_dtype.itemsize, dflash)
     best = max(delivered.values())
     expected = expected_distinct(config, tokens_all)
     row = {
@@ -307,7 +320,7 @@ def measure(
         "distinct_experts": distinct,
         "distinct_expected": expected,
         "counts": abs(distinct / expected - 1.0) <= 0.05,
-        "drafter_runs": kind != "dflash",
+        "drafter_runs": decode.drafter is not None,
         "dependent_launch": options.pdl,
     }
     if options.operations and decode.graph is not None:
@@ -321,7 +334,6 @@ def measure(
 def print_row(row: dict[str, Any]) -> None:
     notes = [] if row["counts"] else [f"DOES NOT COUNT: {row['distinct_expected']:.1f} distinct experts expected"]
     notes += [f"acceptance {row['acceptance_source']}"] if row["draft"] != "none" else []
-    notes += [] if row["drafter_runs"] else ["drafter network not run"]
     print(
         f"{row['weights']:7} batch {row['batch']:3} {row['draft']:10} context {row['context']:7,}: "
         f"ceiling {row['ceiling_steps_per_s']:7.1f} steps/s ({row['bytes_per_step'] / 1e9:.2f} GB), "
@@ -387,10 +399,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if options.check:
             checks[name] = check_step(config, weights, 4 if gpu else 2)
             print(f"{name}: {checks[name]}", flush=True)
+        dflash = None
+        if "dflash" in options.draft:
+            own = DRAFTERS[options.shape]
+            layers = len(config.layer_types)
+            own = replace(own, taps=tuple(sorted({min(tap, layers - 1) for tap in own.taps})))
+            dflash = own, random_drafter(own, name, device, positions)
+            print(f"{name}: DFlash drafter of {dflash[1].nbytes / 1e9:.2f} GB, {len(own.taps)} taps", flush=True)
         for context in contexts:
             for draft in options.draft.split(","):
                 for batch in options.batch.split(","):
-                    row = measure(config, weights, options, int(batch), draft, context, delivered, name)
+                    row = measure(config, weights, options, int(batch), draft, context, delivered, name, dflash)
                     rows.append(row)
                     print_row(row)
         del weights

@@ -9,12 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from stoker.engine.gpu.dflash import DFlashLayerWeights, DFlashWeights
 from stoker.engine.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MoeLayer, MtpWeights, StepWeights
 from stoker.model.config import FULL, LINEAR, DeltaConfig, ModelConfig, MoeConfig
+from stoker.model.dflash import SLIDING, DFlashConfig
 from stoker.ops.packed import Kind, PackedWeight, pack_bf16
 from stoker.ops.rope import rope_table
 from stoker.ops.triton.attention import AttentionWeights
 from stoker.ops.triton.deltanet import DeltaWeights
+from stoker.ops.triton.drafter import ContextWeights
 from stoker.ops.triton.rows import MtpNorms
 
 # root mean square of random codes, by which scales are chosen
@@ -38,6 +41,23 @@ TINY = replace(
     delta=DeltaConfig(1, 2, 64, 64, 4),
 )  # fmt: skip
 SHAPES = {"qwen3.5-122b-a10b": QWEN_122B, "qwen3.5-35b-a3b": QWEN_35B, "tiny": TINY}
+
+# heads and intermediate size of the 35B's drafter are not published: in proportion to the 122B's
+DFLASH_122B = DFlashConfig(
+    hidden_size=3072, layer_types=(SLIDING,) * 5 + (FULL,), num_heads=32, num_kv_heads=8, head_dim=128,
+    intermediate_size=9216, rms_norm_eps=1e-6, rope_theta=1e7, vocab_size=248320, sliding_window=4096, block_size=16,
+    mask_token_id=248077, taps=(1, 7, 14, 20, 26, 32, 39, 45), causal=None,
+)  # fmt: skip
+DRAFTERS = {
+    "qwen3.5-122b-a10b": DFLASH_122B,
+    "qwen3.5-35b-a3b": replace(
+        DFLASH_122B, hidden_size=2048, intermediate_size=6144, taps=(1, 6, 11, 16, 22, 27, 32, 37)
+    ),
+    "tiny": replace(
+        DFLASH_122B, hidden_size=128, layer_types=(SLIDING, FULL), num_heads=4, num_kv_heads=2, head_dim=32,
+        intermediate_size=256, vocab_size=256, sliding_window=64, mask_token_id=255, taps=(0, 1),
+    ),
+}  # fmt: skip
 
 
 class Formats:
@@ -102,6 +122,35 @@ def random_model(
     )
     embedding = torch.randn(config.vocab_size, hidden, device=device).bfloat16()
     return StepWeights(embedding, layers, one, random_weight(formats.head, (config.vocab_size, hidden), device), mtp)
+
+
+def random_drafter(config: DFlashConfig, weights: str, device: torch.device | str, positions: int) -> DFlashWeights:
+    """A DFlash network; its projections are INT4 in an INT4 model, else BF16."""
+    kind = Kind.INT4 if weights in ("int4", "hybrid") else Kind.BF16
+    hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    rope = rope_table(torch.arange(positions, device=device), config.rope_theta, dim)
+    one, head = torch.ones(hidden, device=device), torch.ones(dim, device=device)
+    queries, keys, count = config.num_heads * dim, config.num_kv_heads * dim, len(config.layer_types)
+
+    def layer() -> DFlashLayerWeights:
+        return DFlashLayerWeights(
+            one,
+            random_weight(kind, (queries + 2 * keys, hidden), device),
+            AttentionWeights(head, head, *rope, config.rms_norm_eps),
+            random_weight(kind, (hidden, queries), device, SHIFT),
+            one,
+            random_weight(kind, (2 * inter, hidden), device),
+            random_weight(kind, (hidden, inter), device, SHIFT),
+        )
+
+    return DFlashWeights(
+        fc=random_weight(kind, (hidden, len(config.taps) * hidden), device),
+        hidden_norm=one,
+        memories=random_weight(kind, (2 * keys * count, hidden), device),
+        context=ContextWeights(head.expand(count, -1).contiguous(), *rope, config.rms_norm_eps),
+        layers=[layer() for _ in config.layer_types],
+        norm=one,
+    )
 
 
 def _layer(

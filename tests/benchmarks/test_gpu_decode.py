@@ -16,8 +16,9 @@ CONTRACT = {
 }  # fmt: skip
 
 
-def test_decode_with_drafts(interpreter, tmp_path: Path) -> None:
-    interpreter(check_decode, tmp_path / "result.json")
+@pytest.mark.parametrize("draft", ["mtp:1", "dflash:2"])
+def test_decode_with_drafts(interpreter, tmp_path: Path, draft: str) -> None:
+    interpreter(check_decode, tmp_path / "result.json", draft)
 
 
 def test_bytes_of_a_step_are_those_of_the_design(interpreter) -> None:
@@ -43,11 +44,11 @@ def check_labels() -> None:
     assert linears == [*trunk, "linear mtp fc", "linear in", "linear out", "linear head"]
 
 
-def check_decode(path: Path) -> None:
+def check_decode(path: Path, draft: str) -> None:
     from benchmarks.gpu_decode import main
 
-    # a DeltaNet layer; the MTP head has the attention
-    arguments = "--shape tiny --layers 1 --weights int4 --batch 1 --draft mtp:1 --accept-length 1.5 --context 10"
+    # a DeltaNet layer; the drafter has the attention
+    arguments = f"--shape tiny --layers 1 --weights int4 --batch 1 --draft {draft} --accept-length 1.5 --context 10"
     main([*arguments.split(), "--steps", "1", "--runs", "1", "--no-check", "--json", str(path)])
     result = json.loads(path.read_text())
     (row,) = result["rows"]
@@ -55,24 +56,30 @@ def check_decode(path: Path) -> None:
     assert result["device"].startswith("CPU, interpreted")
     assert row["acceptance_source"] == "assumed"
     assert 1 <= row["accept_length"] <= 2
-    assert 2 <= row["distinct_experts"] <= 4
+    assert row["drafter_runs"]
+    assert 2 <= row["distinct_experts"] <= 6
 
 
 def check_bytes() -> None:
     """Without making the weights: what the formats take, from their shapes."""
     import torch
     from benchmarks.gpu_decode import bytes_per_step, expected_distinct
-    from benchmarks.gpu_weights import QWEN_122B, random_model
+    from benchmarks.gpu_weights import DFLASH_122B, QWEN_122B, random_drafter, random_model
 
     with torch.device("meta"):
         weights = random_model(QWEN_122B, "int4", "meta", 16)
         hybrid = random_model(QWEN_122B, "hybrid", "meta", 16)
+        drafter = random_drafter(DFLASH_122B, "nvfp4", "meta", 16)
     plain = bytes_per_step(QWEN_122B, weights, 1, "none", 0, 8, 2)
     assert abs(plain / 1e9 - 6.8) < 0.1
     saved = plain - bytes_per_step(QWEN_122B, hybrid, 1, "none", 0, 8, 2)
     assert abs(saved / 1e9 - (0.91 + 1.53) / 2) < 0.02, "half of the shared experts and of the head"
     context = bytes_per_step(QWEN_122B, weights, 1, "none", 1000, 8, 2) - plain
     assert context == 1000 * 24 * 1024, "24 KiB of keys and values a token"
+    again = 2 * 6 * 2 * 1024 * 3072  # keys and values are projected by the context's product and by the block's
+    assert abs((drafter.nbytes - again) / 1e9 - 1.55) < 0.01, "774 M parameters in 16 bit"
+    with_block = bytes_per_step(QWEN_122B, weights, 1, "dflash:12", 0, 8, 2, (DFLASH_122B, drafter))
+    assert with_block - plain == drafter.nbytes + weights.head.nbytes
     assert round(expected_distinct(QWEN_122B, 3)) == 23
     assert round(expected_distinct(QWEN_122B, 13)) == 87
 

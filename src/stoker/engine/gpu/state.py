@@ -1,7 +1,7 @@
 """What a step reads and writes beside weights: a sequence's past, the batch at hand, and memory between launches.
 
 Everything has a fixed place and size for one bucket, so that a CUDA graph can be captured over it. Filling in a batch
-is writing numbers into these tensors.
+is writing numbers into these tensors. Buckets that run in turn share the memory between launches.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,19 @@ class Bucket:
     def tokens(self) -> int:
         return self.sequences * self.rows
 
+    @property
+    def cells(self) -> int:
+        """Unfinished sums of attention, for each head."""
+        return self.tokens * self.splits
 
-@dataclass(frozen=True)
+
 class GpuCache:
-    """State of every layer, in layer order."""
+    """State of every layer, in layer order. DeltaNet layers lie in one block of memory, so that a slot of all of them
+    is copied at once."""
 
-    layers: tuple[KVPages | DeltaRing, ...]
+    def __init__(self, layers: Sequence[KVPages | DeltaRing], deltas: DeltaRing | None) -> None:
+        self.layers = tuple(layers)
+        self.deltas = deltas  # with a layer dimension in front; None without such layers
 
     @classmethod
     def allocate(
@@ -54,16 +61,28 @@ class GpuCache:
         kinds: Sequence[str] = (),
     ) -> "GpuCache":
         """`kinds` of layers, those of the trunk by default; `window` is the longest step of one sequence."""
-        delta = config.delta
-
-        def state(kind: str) -> KVPages | DeltaRing:
-            if kind == FULL:
-                return KVPages.allocate(pages, config.num_kv_heads, config.head_dim, kv_dtype, device)
+        kinds = kinds or config.layer_types
+        deltas = None
+        if LINEAR in kinds:
+            delta = config.delta
             assert delta is not None
             sizes = (delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.conv_kernel)
-            return DeltaRing.allocate(slots, window, *sizes, device)
+            count = kinds.count(LINEAR)
+            flat = DeltaRing.allocate(count * slots, window, *sizes, device)
+            deltas = DeltaRing(*(part.unflatten(0, (count, slots)) for part in _parts(flat)))
+        layers: list[KVPages | DeltaRing] = []
+        for kind in kinds:
+            if kind == FULL:
+                layers.append(KVPages.allocate(pages, config.num_kv_heads, config.head_dim, kv_dtype, device))
+            else:
+                assert deltas is not None
+                own = sum(isinstance(layer, DeltaRing) for layer in layers)
+                layers.append(DeltaRing(*(part[own] for part in _parts(deltas))))
+        return cls(layers, deltas)
 
-        return cls(tuple(state(kind) for kind in kinds or config.layer_types))
+
+def _parts(ring: DeltaRing) -> tuple[Tensor, Tensor, Tensor]:
+    return ring.recurrent, ring.inputs, ring.gates
 
 
 @dataclass(frozen=True)
@@ -76,12 +95,23 @@ class StepInputs:
 
     @classmethod
     def allocate(cls, bucket: Bucket, page_size: int, device: torch.device | str) -> "StepInputs":
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.int32, device=device)
+        """For batches of which every row is a token."""
+        inputs = cls.over(cls.numbers(bucket, device), bucket, page_size)
+        inputs.sequences.lengths.fill_(bucket.rows)
+        return inputs
 
+    @staticmethod
+    def numbers(bucket: Bucket, device: torch.device | str) -> Tensor:
+        """Memory for a batch: token ids, then slots, cached, lengths and replay of each sequence."""
+        return torch.zeros(bucket.tokens + 4 * bucket.sequences, dtype=torch.int32, device=device)
+
+    @classmethod
+    def over(cls, numbers: Tensor, bucket: Bucket, page_size: int) -> "StepInputs":
+        """Lies in `numbers`, which one copy fills; page tables apart."""
         count = bucket.sequences
-        sequences = Sequences(bucket.rows, zeros(count), zeros(count), zeros(count) + bucket.rows, zeros(count))
-        return cls(zeros(bucket.tokens), sequences, zeros(count, bucket.splits * SPLIT // page_size))
+        ids, *each = numbers.split([bucket.tokens, count, count, count, count])
+        tables = torch.zeros(count, bucket.splits * SPLIT // page_size, dtype=torch.int32, device=numbers.device)
+        return cls(ids, Sequences(bucket.rows, *each), tables)
 
 
 @dataclass(frozen=True)
@@ -105,11 +135,20 @@ class StepBuffers:
     def allocate(
         cls, config: ModelConfig, bucket: Bucket, layers: int, device: torch.device | str, logits: bool = False
     ) -> "StepBuffers":
-        assert config.moe is not None
-        count, hidden, moe = bucket.tokens, config.hidden_size, config.moe
+        return cls.shared(config, [bucket], layers, device, logits)[0]
 
-        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(*shape, dtype=dtype, device=device)
+    @classmethod
+    def shared(
+        cls, config: ModelConfig, buckets: Sequence[Bucket], layers: int, device: torch.device | str, logits: bool
+    ) -> list["StepBuffers"]:
+        """Of each bucket, in the same memory: their steps run one after the other."""
+        assert config.moe is not None
+        tokens, cells = max(bucket.tokens for bucket in buckets), max(bucket.cells for bucket in buckets)
+        hidden, moe, fp32 = config.hidden_size, config.moe, torch.float32
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            # not empty: rows that pad a batch are computed from what lies here, which must be finite
+            return torch.zeros(tokens, *shape, dtype=dtype, device=device)
 
         heads = heads_of(config)
         widths, outs = {FULL: heads.width}, {FULL: heads.count * heads.dim}
@@ -118,26 +157,62 @@ class StepBuffers:
             widths[LINEAR] = config.delta.conv_channels + values + 2 * config.delta.value_heads
             outs[LINEAR] = values
         units = -(-config.vocab_size // (2 * UNIT)) * 2
-        fp32 = torch.float32
         rows = max(config.vocab_size, *widths.values(), 2 * hidden) + 32
-        return cls(
-            x=empty(count, hidden),
-            scaled=empty(count, hidden),
-            squares=empty(count, hidden // UNIT, dtype=fp32),
-            projected={kind: empty(count, width, dtype=fp32) for kind, width in widths.items()},
-            gates=empty(count, 2 * config.delta.value_heads if config.delta else 0, dtype=fp32),
-            mixed={kind: empty(count, width) for kind, width in outs.items()},
-            partials=Partials.allocate(count, heads, bucket.splits, device),
-            experts=ExpertBuffers.allocate(count, moe.top_k, moe.intermediate_size, hidden, device),
-            routing=tuple(Routing.allocate(count, moe.top_k, device) for _ in range(layers)),
+        largest = cls(
+            x=zeros(hidden),
+            scaled=zeros(hidden),
+            squares=zeros(hidden // UNIT, dtype=fp32),
+            projected={kind: zeros(width, dtype=fp32) for kind, width in widths.items()},
+            gates=zeros(2 * config.delta.value_heads if config.delta else 0, dtype=fp32),
+            mixed={kind: zeros(width) for kind, width in outs.items()},
+            partials=Partials.allocate(cells, heads, 1, device),
+            experts=ExpertBuffers.allocate(tokens, moe.top_k, moe.intermediate_size, hidden, device),
+            routing=tuple(Routing.allocate(tokens, moe.top_k, device) for _ in range(layers)),
             best=Best(
-                empty(count, units, dtype=fp32),
-                empty(count, units, dtype=torch.int32),
-                empty(count, config.vocab_size, dtype=fp32) if logits else None,
+                zeros(units, dtype=fp32),
+                zeros(units, dtype=torch.int32),
+                zeros(config.vocab_size, dtype=fp32) if logits else None,
             ),
-            tokens=empty(count, dtype=torch.int32),
+            tokens=zeros(dtype=torch.int32),
             # up to six parts of a row's sum; only projections of few rows have any
-            workspace=Workspace.allocate(6 * count * 8192, -(-count // 8) * rows // UNIT + 1024, device),
+            workspace=Workspace.allocate(6 * tokens * 8192, -(-tokens // 8) * rows // UNIT + 1024, device),
+        )
+        return [largest._cut(bucket) for bucket in buckets]
+
+    def _cut(self, bucket: Bucket) -> "StepBuffers":
+        tokens, splits = bucket.tokens, bucket.splits
+        heads, _, dim = self.partials.sums.shape[1:]
+        pairs = tokens * self.routing[0].top_k if self.routing else 0
+        sums = self.partials.sums.view(-1)[: bucket.cells * heads * dim].view(tokens, heads, splits, dim)
+        highest, totals = (
+            part.view(-1)[: bucket.cells * heads].view(tokens, heads, splits)
+            for part in (self.partials.highest, self.partials.totals)
+        )
+        best = self.best
+        return StepBuffers(
+            x=self.x[:tokens],
+            scaled=self.scaled[:tokens],
+            squares=self.squares[:tokens],
+            projected={kind: part[:tokens] for kind, part in self.projected.items()},
+            gates=self.gates[:tokens],
+            mixed={kind: part[:tokens] for kind, part in self.mixed.items()},
+            partials=Partials(sums, highest, totals),
+            experts=ExpertBuffers(self.experts.hidden[: pairs + tokens], self.experts.outputs[: pairs + tokens]),
+            routing=tuple(
+                Routing(
+                    part.inverse_rms[:tokens],
+                    part.experts[:tokens],
+                    part.weights[:tokens],
+                    part.shared[:tokens],
+                    part.tile_expert[:pairs],
+                    part.tile_pairs[:pairs],
+                    part.tile_count,
+                )
+                for part in self.routing
+            ),
+            best=Best(best.values[:tokens], best.rows[:tokens], None if best.logits is None else best.logits[:tokens]),
+            tokens=self.tokens[:tokens],
+            workspace=self.workspace,
         )
 
 

@@ -1,5 +1,8 @@
 """One forward of a bucket: a fixed list of launches over fixed tensors, without allocation or a look at the host."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from stoker.engine.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs, heads_of
@@ -15,7 +18,10 @@ from stoker.ops.triton.rows import begin, best_tokens
 
 
 class Step:
-    """Embeds `inputs.token_ids`, runs every layer and leaves the best token after each row in `buffers.tokens`."""
+    """Embeds `inputs.token_ids`, runs every layer and leaves the best token after each row in `buffers.tokens`.
+
+    `features` [T, n * H] are the streams after the layers of `taps`, side by side, for a drafter that reads them.
+    """
 
     def __init__(
         self,
@@ -26,11 +32,18 @@ class Step:
         *,
         logits: bool = False,
         pdl: bool = False,
+        taps: Sequence[int] = (),
+        inputs: StepInputs | None = None,
+        buffers: StepBuffers | None = None,
     ) -> None:
+        """`inputs` and `buffers` of this bucket, if they are shared with others; `logits`: all of them are stored."""
         self.config, self.weights, self.cache, self.bucket, self.pdl = config, weights, cache, bucket, pdl
         device = weights.embedding.device
-        self.inputs = StepInputs.allocate(bucket, PAGE_SIZE, device)
-        self.buffers = StepBuffers.allocate(config, bucket, len(weights.layers), device, logits)
+        self.inputs = inputs or StepInputs.allocate(bucket, PAGE_SIZE, device)
+        self.buffers = buffers or StepBuffers.allocate(config, bucket, len(weights.layers), device, logits)
+        self._taps = tuple(taps)
+        size = config.hidden_size
+        self.features = torch.zeros(bucket.tokens, len(taps) * size, dtype=torch.bfloat16, device=device)
 
     def forward(self) -> None:
         weights, buffers = self.weights, self.buffers
@@ -38,8 +51,11 @@ class Step:
         start = Stream(buffers.x, layers[0].input_norm, buffers.scaled)
         begin(start, buffers.squares, self.inputs.token_ids, weights.embedding, self.pdl)
         following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
-        for layer, state, routing, norm in zip(layers, self.cache.layers, buffers.routing, following, strict=True):
+        stages = zip(layers, self.cache.layers, buffers.routing, following, strict=True)
+        for index, (layer, state, routing, norm) in enumerate(stages):
             run_layer(self.config, layer, state, self.inputs, buffers, routing, norm, self.pdl)
+            if index in self._taps:
+                self.features.unflatten(1, (len(self._taps), -1))[:, self._taps.index(index)].copy_(buffers.x)
         self.choose()
 
     def choose(self) -> None:

@@ -84,11 +84,11 @@ def pack_decoder(model: Decoder, positions: int) -> StepWeights:
     rope = rope_table(
         torch.arange(positions, device=model.embed_tokens.weight.device), config.rope_theta, config.rotary_dim
     )
-    norm = _scale(model.norm)
+    norm = scale_of(model.norm)
     mtp = None
     if model.mtp is not None:
-        head, last = model.mtp, _scale(model.mtp.norm)
-        both = _scale(head.pre_fc_norm_hidden), _scale(head.pre_fc_norm_embedding)
+        head, last = model.mtp, scale_of(model.mtp.norm)
+        both = scale_of(head.pre_fc_norm_hidden), scale_of(head.pre_fc_norm_embedding)
         layer = head.layers[0]
         assert isinstance(layer, DecoderLayer)
         mtp = MtpWeights(
@@ -132,7 +132,7 @@ def _packed(weight: Weight) -> PackedWeight:
     raise ConfigError(f"the GPU kernels do not read {type(weight).__name__} beside other formats.")
 
 
-def _scale(norm: RMSNorm) -> Tensor:
+def scale_of(norm: RMSNorm) -> Tensor:
     return norm.scale()[: norm.weight.shape[0]].contiguous()
 
 
@@ -141,7 +141,9 @@ def _layer(layer: DecoderLayer, config: ModelConfig, rope: tuple[Tensor, Tensor]
         raise ConfigError("the GPU step computes mixtures of experts; this layer is dense.")
     delta = hasattr(layer, "linear_attn")
     mixer = _delta(layer.linear_attn) if delta else _attention(layer.self_attn, config, rope)
-    return LayerWeights(_scale(layer.input_layernorm), mixer, _scale(layer.post_attention_layernorm), _moe(layer.mlp))
+    return LayerWeights(
+        scale_of(layer.input_layernorm), mixer, scale_of(layer.post_attention_layernorm), _moe(layer.mlp)
+    )
 
 
 def _delta(net: GatedDeltaNet) -> DeltaLayer:
@@ -165,7 +167,7 @@ def _delta(net: GatedDeltaNet) -> DeltaLayer:
 def _attention(net: Attention, config: ModelConfig, rope: tuple[Tensor, Tensor]) -> AttentionLayer:
     return AttentionLayer(
         inputs=pack([net.q_proj.weight, net.k_proj.weight, net.v_proj.weight]),
-        weights=AttentionWeights(_scale(net.q_norm), _scale(net.k_norm), *rope, config.rms_norm_eps),
+        weights=AttentionWeights(scale_of(net.q_norm), scale_of(net.k_norm), *rope, config.rms_norm_eps),
         out=pack([net.o_proj.weight]),
     )
 

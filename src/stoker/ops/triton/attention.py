@@ -6,7 +6,7 @@ Keys are visited in splits of 256 from position 0. A program has one split of on
 sequence, so that the cost of a split does not grow with the block of drafts and a token's rows have one shape. New
 keys are written by every program whose split they lie in, each the same values, before it reads the page: drafts are
 attended to as stored. Masked keys add exact zeros. Splits are joined from the first to the last: by the last program
-of a head if there are few, else by a launch of its own.
+of a head if there are few, else by a launch of its own. A drafter's block may see itself whole, or only the last keys.
 """
 
 from dataclasses import dataclass
@@ -55,6 +55,17 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Sight:
+    """Which keys a token sees besides its own: those before it, as a rule."""
+
+    whole_block: bool = False  # those after it in its block too
+    window: int = 0  # only so many of the last ones; 0: all
+
+
+CAUSAL = Sight()
+
+
+@dataclass(frozen=True)
 class AttentionWeights:
     q_norm: Tensor  # [D] fp32, the offset added
     k_norm: Tensor  # [D] fp32
@@ -96,7 +107,7 @@ class Partials:
 
 
 @triton.jit
-def _rotated(x_ptr, at, ok, d, norm_ptr, cos_ptr, sin_ptr, position, HALF: tl.constexpr, D: tl.constexpr,
+def rotated(x_ptr, at, ok, d, norm_ptr, cos_ptr, sin_ptr, position, HALF: tl.constexpr, D: tl.constexpr,
              EPS: tl.constexpr, STORED: tl.constexpr):  # fmt: skip
     """Rows [n, D] of x, normed and rotated, rounded to STORED after each. `at` and `position` are [n, 1]."""
     x = tl.load(x_ptr + at + d, mask=ok, other=0.0)
@@ -135,20 +146,27 @@ def _store_fp8(pages_ptr, scales_ptr, place, d, value, ok, KV_HEADS: tl.constexp
 
 
 @triton.jit
-def _join(sums_ptr, highest_ptr, totals_ptr, at, d, ok, splits, D: tl.constexpr):
-    """Splits 0..splits - 1 of rows `at` [n, 1], in order: [n, columns]."""
-    top = tl.load(highest_ptr + at, mask=ok, other=0.0, cache_modifier=".cg")
-    for s in range(1, splits):
+def _join(sums_ptr, highest_ptr, totals_ptr, at, d, ok, lowest, splits, D: tl.constexpr):
+    """Splits lowest..splits - 1 of rows `at` [n, 1], in order: [n, columns]."""
+    top = tl.load(highest_ptr + at + lowest, mask=ok, other=0.0, cache_modifier=".cg")
+    for s in range(lowest + 1, splits):
         top = tl.maximum(top, tl.load(highest_ptr + at + s, mask=ok, other=0.0, cache_modifier=".cg"))
     out = tl.zeros((at.shape[0], d.shape[1]), tl.float32)
     total = tl.zeros((at.shape[0], 1), tl.float32)
-    for s in range(splits):
+    for s in range(lowest, splits):
         weight = tl.exp(tl.load(highest_ptr + at + s, mask=ok, other=0.0, cache_modifier=".cg") - top)
         part = tl.load(sums_ptr + (at + s).to(tl.int64) * D + d, mask=ok, other=0.0, cache_modifier=".cg")
         out = tl.fma(tl.broadcast_to(weight, part.shape), part, out)
         share = tl.load(totals_ptr + at + s, mask=ok, other=0.0, cache_modifier=".cg")
         total = tl.fma(weight, share, total)
     return out / tl.where(ok, total, 1.0)
+
+
+@triton.jit
+def _keys_seen(cached, first, length, TILE: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr):
+    """First key that any of the tokens first..first + TILE - 1 sees, and the one after the last."""
+    stop = cached + (length if WHOLE else tl.minimum(first + TILE, length))
+    return tl.maximum(cached + first + 1 - WINDOW, 0) if WINDOW else stop * 0, stop
 
 
 @triton.jit(do_not_specialize=["block_rows", "table", "splits_kept"])
@@ -159,7 +177,8 @@ def attention_kernel(
     Q_WIDTH: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
-    LEAST: tl.constexpr, STORED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    LEAST: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (s, b * kv_heads + g, t): split s of kv head g of sequence b for its t-th TILE tokens."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -171,9 +190,9 @@ def attention_kernel(
     first = tl.program_id(2) * TILE
     cached = tl.load(cached_ptr + sequence)
     length = tl.load(lengths_ptr + sequence)
-    stop = cached + tl.minimum(first + TILE, length)  # keys that the last token of the tile sees
+    low, stop = _keys_seen(cached, first, length, TILE, WHOLE, WINDOW)
     begin = split * KEYS
-    if (first < length) & (begin < stop):
+    if (first < length) & (begin < stop) & (begin + KEYS > low):
         d = tl.arange(0, D)[None, :]
         table_ptr = tables_ptr + sequence * table
         # new keys of this split, eight at a time
@@ -183,7 +202,7 @@ def attention_kernel(
             position = (start + tl.arange(0, 8))[:, None]
             ok = position < fresh_stop
             at = (sequence * block_rows + position - cached) * WIDTH + KEY_AT + kv_head * D
-            k = _rotated(y_ptr, at, ok, d, k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
+            k = rotated(y_ptr, at, ok, d, k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
             v = tl.load(y_ptr + at + KV_HEADS * D + d, mask=ok, other=0.0).to(STORED)
             page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
             place = (page * PAGE + position % PAGE) * KV_HEADS + kv_head
@@ -202,7 +221,7 @@ def attention_kernel(
         real = (token < length) & (head < GROUP)
         row = sequence * block_rows + token
         at = row * WIDTH + (kv_head * GROUP + head) * Q_WIDTH
-        q = _rotated(y_ptr, at, real, d, q_norm_ptr, cos_ptr, sin_ptr, cached + token, HALF, D, EPS, STORED).to(DOT)
+        q = rotated(y_ptr, at, real, d, q_norm_ptr, cos_ptr, sin_ptr, cached + token, HALF, D, EPS, STORED).to(DOT)
         top = tl.full((TILE * GROUP_PADDED, 1), -1e30, tl.float32)
         total = tl.zeros((TILE * GROUP_PADDED, 1), tl.float32)
         out = tl.zeros((TILE * GROUP_PADDED, D), tl.float32)
@@ -220,7 +239,10 @@ def attention_kernel(
             scores = tl.dot(q, tl.trans(k.to(DOT))) * SCALE
             if FP8_PAGES:
                 scores = scores * tl.load(key_scales_ptr + place, mask=there, other=0.0).to(tl.float32)[None, :]
-            scores = tl.where(position[None, :] <= cached + token, scores, float("-inf"))
+            seen = position[None, :] < stop if WHOLE else position[None, :] <= cached + token
+            if WINDOW:
+                seen = seen & (position[None, :] > cached + token - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
             after = tl.maximum(top, tl.max(scores, 1)[:, None])
             weights = tl.exp(scores - after)
             fade = tl.exp(top - after)
@@ -235,12 +257,13 @@ def attention_kernel(
         tl.store(sums_ptr + (at + split).to(tl.int64) * D + d, out, mask=real)
         if JOIN:
             tl.debug_barrier()
+            lowest = low // KEYS
             splits = (stop + KEYS - 1) // KEYS
             counter = counters_ptr + tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
-            if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
+            if tl.atomic_add(counter, 1, sem="acq_rel") == splits - lowest - 1:
                 tl.debug_barrier()
-                _gate_and_store(y_ptr, out_ptr, _join(sums_ptr, highest_ptr, totals_ptr, at, d, real, splits, D), row,
-                                kv_head * GROUP + head, d, real, WIDTH, HEADS, D, Q_WIDTH)  # fmt: skip
+                value = _join(sums_ptr, highest_ptr, totals_ptr, at, d, real, lowest, splits, D)
+                _gate_and_store(y_ptr, out_ptr, value, row, kv_head * GROUP + head, d, real, WIDTH, HEADS, D, Q_WIDTH)
                 tl.store(counter, 0)
 
 
@@ -257,7 +280,8 @@ def _gate_and_store(y_ptr, out_ptr, value, row, head, d, ok, WIDTH: tl.constexpr
 def join_kernel(
     y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, block_rows, splits_kept,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    KEYS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; the same sums as `_join`."""
     wait_for_inputs(PDL)
@@ -268,19 +292,20 @@ def join_kernel(
     length = tl.load(lengths_ptr + sequence)
     if token < length:
         # as many splits as the tile of the token has: those it does not see weigh nothing
-        stop = tl.load(cached_ptr + sequence) + tl.minimum(token // TILE * TILE + TILE, length)
+        low, stop = _keys_seen(tl.load(cached_ptr + sequence), token // TILE * TILE, length, TILE, WHOLE, WINDOW)
+        lowest = low // KEYS
         splits = (stop + KEYS - 1) // KEYS
         at = tl.program_id(0) * splits_kept
         d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         s = tl.arange(0, 128)
         tops = tl.full((128,), float("-inf"), tl.float32)
-        for start in range(0, splits, 128):
+        for start in range(lowest, splits, 128):
             found = tl.load(highest_ptr + at + start + s, mask=start + s < splits, other=float("-inf"))
             tops = tl.maximum(tops, found)
         top = tl.max(tops, 0)
         out = tl.zeros((COLUMNS,), tl.float32)
         total = tl.zeros((), tl.float32)
-        for start in range(0, splits, AHEAD):
+        for start in range(lowest, splits, AHEAD):
             parts = ()
             for ahead in tl.static_range(AHEAD):
                 here = tl.minimum(start + ahead, splits - 1)  # past the end: the last once more, with no weight
@@ -304,6 +329,7 @@ def attention(
     partials: Partials,
     workspace: Workspace,
     pdl: bool = False,
+    sight: Sight = CAUSAL,
 ) -> None:
     """y [T, heads.width] fp32 from the projections -> out [T, heads * D] bf16, gated; keys and values go to pages."""
     tokens = sequences.count * sequences.rows
@@ -318,6 +344,7 @@ def attention(
     shape: dict[str, Any] = {
         "WIDTH": heads.width, "HEADS": heads.count, "D": heads.dim,
         "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "KEYS": SPLIT, "TILE": TOKENS,
+        "WHOLE": sight.whole_block, "WINDOW": sight.window,
     }  # fmt: skip
     math = {key: value for key, value in arithmetic(y.device).items() if key != "PTX"}
     attention_kernel[(partials.splits, sequences.count * heads.kv_count, tiles)](

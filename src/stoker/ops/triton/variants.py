@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from stoker.ops.packed import Kind
-from stoker.ops.triton import attention, deltanet, experts, linear, route, rows
+from stoker.ops.triton import attention, deltanet, drafter, experts, linear, route, rows
 from stoker.ops.triton.compiled import Variant
 
 TOP_K = 8
@@ -100,6 +100,7 @@ def _formless(shape: Shape) -> list[Variant]:
         _attention(fp8=True),
         _join(),
         *_rows(shape),
+        *_drafter(),
     ]
 
 
@@ -176,8 +177,25 @@ def _deltanet(shape: Shape) -> Variant:
 def _heads() -> dict[str, Any]:
     return {
         "WIDTH": HEADS.width, "HEADS": HEADS.count, "D": HEADS.dim, "Q_WIDTH": 2 * HEADS.dim,
-        "KEYS": 256, "TILE": attention.TOKENS,
+        "KEYS": 256, "TILE": attention.TOKENS, "WHOLE": False, "WINDOW": 0,
     }  # fmt: skip
+
+
+def _drafter() -> list[Variant]:
+    """A layer that sees its last 4,096 keys, and the context of all six."""
+    heads = {"WIDTH": 6144, "HEADS": 32, "KV_HEADS": 8, "D": 128, "Q_WIDTH": 128, "HALF": 64, "SCALE": 128**-0.5}
+    block = _attention(fp8=False)
+    values = {**block.values, **heads, "WINDOW": 4096}
+    context = {"LAYERS": 6, "KV_HEADS": 8, "D": 128, "HALF": 64, "PAGE": 64, "EPS": 1e-6, "num_warps": 4, **PLAIN}
+    types = {**TYPES, "values_ptr": "*bf16", "norms_ptr": "*fp32"}
+    return [
+        Variant("attention of a window", attention.attention_kernel, values, block.types, attention.AMD),
+        Variant("remember", drafter.remember_kernel, context, types),
+        Variant(
+            "swiglu", drafter.swiglu_kernel,
+            {"INTER": 9216, "COLUMNS": drafter.COLUMNS, "num_warps": 4, **PLAIN}, TYPES,
+        ),
+    ]  # fmt: skip
 
 
 def _attention(fp8: bool) -> Variant:

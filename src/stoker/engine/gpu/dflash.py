@@ -1,0 +1,217 @@
+"""Drafting with a DFlash network on the GPU: context keys and values from a step's taps, then one block for all drafts.
+
+The context of all layers comes from one product, since every layer reads the same features. Rows of rejected drafts
+leave keys behind the accepted ones; the next block, and then the next step, overwrite them before anyone sees them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker.engine.gpu.mtp import confidence
+from stoker.engine.gpu.state import Bucket, StepInputs
+from stoker.engine.gpu.step import Step
+from stoker.engine.gpu.weights import StepWeights, pack, scale_of
+from stoker.model.cache import PAGE_SIZE
+from stoker.model.dflash import SLIDING, DFlash, DFlashConfig, DFlashLayer
+from stoker.ops.int4_linear import UNIT
+from stoker.ops.packed import PackedWeight
+from stoker.ops.rope import rope_table
+from stoker.ops.triton.attention import AttentionWeights, Heads, Pages, Partials, Sight, attention
+from stoker.ops.triton.drafter import ContextPages, ContextWeights, remember, swiglu
+from stoker.ops.triton.launch import Workspace
+from stoker.ops.triton.linear import Best, Norm, Stream, linear
+from stoker.ops.triton.rows import begin, best_tokens
+
+
+@dataclass(frozen=True)
+class DFlashLayerWeights:
+    input_norm: Tensor  # [H] fp32
+    inputs: PackedWeight  # q, k, v
+    attention: AttentionWeights
+    out: PackedWeight
+    post_norm: Tensor
+    gate_up: PackedWeight
+    down: PackedWeight
+
+    @property
+    def products(self) -> tuple[PackedWeight, ...]:
+        return self.inputs, self.out, self.gate_up, self.down
+
+
+@dataclass(frozen=True)
+class DFlashWeights:
+    fc: PackedWeight
+    hidden_norm: Tensor
+    memories: PackedWeight  # k and v of every layer, one above the other
+    context: ContextWeights
+    layers: Sequence[DFlashLayerWeights]
+    norm: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Read by observing a step and drafting a block, the head apart."""
+        parts = [self.fc, self.memories, *(part for layer in self.layers for part in layer.products)]
+        return sum(part.nbytes for part in parts)
+
+
+def pack_dflash(network: DFlash, positions: int) -> DFlashWeights:
+    """A loaded drafter for the kernels, on the device it lies on. `positions` is the longest context."""
+    config, device = network.config, network.norm.weight.device
+    cos, sin = rope_table(torch.arange(positions, device=device), config.rope_theta, config.head_dim)
+    layers = [layer for layer in network.layers if isinstance(layer, DFlashLayer)]
+    memories = [part.weight for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
+    norms = torch.stack([scale_of(layer.self_attn.k_norm) for layer in layers])
+
+    def packed(layer: DFlashLayer) -> DFlashLayerWeights:
+        net, mlp = layer.self_attn, layer.mlp
+        return DFlashLayerWeights(
+            input_norm=scale_of(layer.input_layernorm),
+            inputs=pack([net.q_proj.weight, net.k_proj.weight, net.v_proj.weight]),
+            attention=AttentionWeights(scale_of(net.q_norm), scale_of(net.k_norm), cos, sin, config.rms_norm_eps),
+            out=pack([net.o_proj.weight]),
+            post_norm=scale_of(layer.post_attention_layernorm),
+            gate_up=pack([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=pack([mlp.down_proj.weight]),
+        )
+
+    return DFlashWeights(
+        fc=pack([network.fc.weight]),
+        hidden_norm=scale_of(network.hidden_norm),
+        memories=pack(memories),
+        context=ContextWeights(norms, cos, sin, config.rms_norm_eps),
+        layers=[packed(layer) for layer in layers],
+        norm=scale_of(network.norm),
+    )
+
+
+class Drafter:
+    """The network with the trunk's embedding and head, and its keys and values."""
+
+    def __init__(
+        self, config: DFlashConfig, weights: DFlashWeights, trunk: StepWeights, pages: int, pdl: bool = False
+    ) -> None:
+        self.config, self.weights, self.trunk, self.pdl = config, weights, trunk, pdl
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, gated=False)
+        self.device = trunk.embedding.device
+        shape = (len(config.layer_types), pages, PAGE_SIZE, config.num_kv_heads, config.head_dim)
+        # zeros, not empty: masked keys are multiplied by an exact 0, which a stray NaN would survive
+        self.pages = ContextPages(*(torch.zeros(shape, dtype=torch.bfloat16, device=self.device) for _ in range(2)))
+
+    def sight(self, kind: str) -> Sight:
+        causal = self.config.causal if self.config.causal is not None else kind == SLIDING
+        return Sight(whole_block=not causal, window=self.config.sliding_window if kind == SLIDING else 0)
+
+
+class DFlashObserve:
+    """The context of a step's rows, from the features it left. No token needs to be known for it."""
+
+    def __init__(self, drafter: Drafter, step: Step) -> None:
+        self._drafter, self._step = drafter, step
+        tokens, hidden, device = step.bucket.tokens, drafter.config.hidden_size, drafter.device
+        memories = drafter.weights.memories.out_features
+        self._x = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device=device)
+        self._scaled = torch.zeros_like(self._x)
+        self._squares = torch.zeros(tokens, hidden // UNIT, device=device)
+        self._memories = torch.zeros(tokens, memories, device=device)
+        self._space = _workspace(tokens, max(hidden, memories), device)
+
+    def run(self) -> None:
+        own, step, weights = self._drafter, self._step, self._drafter.weights
+        linear(step.features, weights.fc, self._x, self._space, None, own.pdl)
+        begin(Stream(self._x, weights.hidden_norm, self._scaled), self._squares, None, None, own.pdl)
+        norm = Norm(self._squares, own.config.rms_norm_eps)
+        linear(self._scaled, weights.memories, self._memories, self._space, norm, own.pdl)
+        remember(self._memories, own.pages, step.inputs.tables, weights.context, step.inputs.sequences, own.pdl)
+
+
+class DFlashPropose:
+    """Blocks for the sequences of a bucket. Row 0 of a block is the newest token, the others are the mask.
+
+    To be filled in: `inputs`, where `cached` is the position of the newest token and `lengths` the depth and one. The
+    token at row j of sequence b is guessed to be tokens[b, j], with the probability sure[b, j]; row 0 guesses nothing.
+    """
+
+    def __init__(self, drafter: Drafter, bucket: Bucket, inputs: StepInputs | None = None) -> None:
+        config, device, tokens = drafter.config, drafter.device, bucket.tokens
+        self._drafter, self.bucket = drafter, bucket
+        self.inputs = inputs or StepInputs.allocate(bucket, PAGE_SIZE, device)
+        heads, fp32 = drafter.heads, torch.float32
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.zeros(tokens, *shape, dtype=dtype, device=device)
+
+        hidden, inter, head = config.hidden_size, config.intermediate_size, drafter.trunk.head
+        self._stream = Stream(zeros(hidden), drafter.weights.norm, zeros(hidden))
+        self._squares = zeros(hidden // UNIT, dtype=fp32)
+        self._projected, self._mixed = zeros(heads.width, dtype=fp32), zeros(heads.count * heads.dim)
+        self._gate_up, self._middle = zeros(2 * inter, dtype=fp32), zeros(inter)
+        self._partials = Partials.allocate(tokens, heads, bucket.splits, device)
+        units = head.rows // UNIT
+        self.logits = zeros(config.vocab_size, dtype=fp32)
+        self._best = Best(zeros(units, dtype=fp32), zeros(units, dtype=torch.int32), self.logits)
+        self._space = _workspace(tokens, max(head.rows, heads.width, 2 * inter), device)
+        self.results = torch.zeros(2, tokens, dtype=torch.int32, device=device)  # one read for both
+        self.tokens = self.results[0].view(bucket.sequences, bucket.rows)
+        self.sure = self.results[1].view(torch.float32).view(bucket.sequences, bucket.rows)
+
+    def run(self) -> None:
+        own, weights, pdl = self._drafter, self._drafter.weights, self._drafter.pdl
+        x, scaled = self._stream.x, self._stream.scaled
+        layers, norm = weights.layers, Norm(self._squares, own.config.rms_norm_eps)
+        start = Stream(x, layers[0].input_norm, scaled)
+        begin(start, self._squares, self.inputs.token_ids, own.trunk.embedding, pdl)
+        following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
+        for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
+            linear(scaled, layer.inputs, self._projected, self._space, norm, pdl)
+            pages = Pages(own.pages.keys[index], own.pages.values[index], self.inputs.tables)
+            attention(
+                self._projected, self._mixed, pages, layer.attention, own.heads, self.inputs.sequences,
+                self._partials, self._space, pdl, own.sight(own.config.layer_types[index]),
+            )  # fmt: skip
+            self._add(self._mixed, layer.out, layer.post_norm)
+            linear(scaled, layer.gate_up, self._gate_up, self._space, norm, pdl)
+            swiglu(self._gate_up, self._middle, pdl)
+            self._add(self._middle, layer.down, next_norm)
+        linear(scaled, own.trunk.head, self._best, self._space, norm, pdl)
+        best_tokens(self._best, own.config.vocab_size, self.results[0], pdl)
+        self.results[1].view(torch.float32).copy_(confidence(self._best.values, self.logits))
+
+    def _add(self, x: Tensor, weight: PackedWeight, next_norm: Tensor) -> None:
+        """A product to the stream, which is then prepared for the next norm."""
+        stream, pdl = Stream(self._stream.x, next_norm, self._stream.scaled), self._drafter.pdl
+        linear(x, weight, stream, self._space, None, pdl)
+        begin(stream, self._squares, None, None, pdl)
+
+
+class DFlashDraft:
+    """`depth` drafts after each step of one batch that stays the same; `drafts` [B, depth] int32."""
+
+    def __init__(self, step: Step, config: DFlashConfig, weights: DFlashWeights, pages: int, depth: int) -> None:
+        if not 1 <= depth < config.block_size:
+            raise ValueError(f"a block of {config.block_size} drafts 1 to {config.block_size - 1} tokens, not {depth}")
+        drafter = Drafter(config, weights, step.weights, pages, step.pdl)
+        bucket = Bucket(step.bucket.sequences, depth + 1, step.bucket.splits)
+        self._step, self._observe, self._propose = step, DFlashObserve(drafter, step), DFlashPropose(drafter, bucket)
+        self._propose.inputs.token_ids.fill_(config.mask_token_id)
+
+    @property
+    def drafts(self) -> Tensor:
+        return self._propose.tokens[:, 1:]
+
+    def draft(self, last_rows: Tensor) -> None:
+        """`last_rows` [B] int64: each sequence's last accepted row of the step just made."""
+        step, inputs = self._step, self._propose.inputs
+        self._observe.run()
+        inputs.tables.copy_(step.inputs.tables)
+        inputs.token_ids.view(-1, self._propose.bucket.rows)[:, 0].copy_(step.buffers.tokens.index_select(0, last_rows))
+        place = last_rows.remainder(step.bucket.rows).int() + 1
+        torch.add(step.inputs.sequences.cached, place, out=inputs.sequences.cached)
+        self._propose.run()
+
+
+def _workspace(tokens: int, rows: int, device: torch.device) -> Workspace:
+    """Two parts of a row's sum where rows are few; a counter for each unit of rows and block of tokens."""
+    return Workspace.allocate(2 * tokens * 8192, -(-tokens // 8) * (rows // UNIT + 1) + 1024, device)
