@@ -35,10 +35,10 @@ from stoker.demo import EMBEDDED, prompts
 from stoker.engine.process import EngineProcess
 from stoker.engine.request import AUTO
 from stoker.engine.spec import EngineSpec
-from stoker.engine.tokenizer import Tokenizer
 from stoker.server.config import ServerConfig
 from stoker.server.memory import read_memory
 from stoker.server.plan import plan_engine
+from stoker.server.served import ServedModel
 from stoker.speculate.choice import DraftChoice
 from stoker.speculate.sampling import Sampling
 
@@ -93,16 +93,19 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
 # -- overhead
 
 
-async def through_engine(engine: EngineProcess, prompt_ids: list[list[int]], draft: str) -> float:
+async def through_engine(engine: EngineProcess, model: ServedModel, questions: list[str], draft: str) -> float:
+    """What the server would ask of the engine, asked of it directly."""
     choice = DraftChoice.parse(draft)
     depth = AUTO if choice.adaptive else choice.depth
     sampling = Sampling(max_tokens=TOKENS)
+    prompts = [model.render([{"role": "user", "content": question}], options=NO_THINK) for question in questions]
 
     async def read(ids: list[int]) -> int:
-        return sum([len(event.tokens) async for event in engine.submit(ids, sampling, depth)])
+        stream = engine.submit(ids, sampling, depth, model.boundaries(ids))
+        return sum([len(event.tokens) async for event in stream])
 
     began = time.perf_counter()
-    counts = await asyncio.gather(*(read(ids) for ids in prompt_ids))
+    counts = await asyncio.gather(*map(read, prompts))
     return sum(counts) / (time.perf_counter() - began)
 
 
@@ -140,7 +143,7 @@ def chat(question: str, **more: Any) -> dict[str, Any]:
 
 def measure_overhead(drafts: list[str], clients: list[int], rounds: int, console: Console) -> list[Row]:
     os.environ["OMP_NUM_THREADS"] = "1"
-    tokenizer, most = Tokenizer(EMBEDDED), max(clients)
+    model, most = ServedModel(EMBEDDED, ("demo",), 0, {}), max(clients)
     rows = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring", total=len(drafts) * len(clients) * (rounds + 1))
@@ -153,10 +156,8 @@ def measure_overhead(drafts: list[str], clients: list[int], rounds: int, console
                 for count in clients:
                     row = Row(draft, count)
                     asked = [QUESTIONS[place % len(QUESTIONS)] for place in range(count)]
-                    said = [[{"role": "user", "content": question}] for question in asked]
-                    ids = [tokenizer.encode_chat(messages, **NO_THINK) for messages in said]
                     for turn in range(rounds + 1):
-                        direct = asyncio.run(through_engine(engine, ids, draft))
+                        direct = asyncio.run(through_engine(engine, model, asked, draft))
                         before = cpu_s(server), cpu_s(served_by)
                         served, tokens = asyncio.run(through_server(url, asked))
                         if turn:  # the first one warms up

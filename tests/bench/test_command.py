@@ -285,6 +285,10 @@ def test_other_suites_run(options, tmp_path):
     assert found.headline.failed == 0
     if "prefix" in options:
         assert [row.variant for row in found.workloads] == ["cold", "warm"]
+        assert "Long-RAG-8K: first token after" in found.headline.text
+    if "--rate" in options:
+        assert found.headline.completed == 20 * 0.5  # the rate asked for, at random moments
+        assert "at 20 requests/s" in found.headline.text.lower()
 
 
 def test_prompts_of_the_users_own(tmp_path):

@@ -9,10 +9,12 @@ import pytest
 
 from stoker.bench import agent
 from stoker.bench.answer import Answer
+from stoker.bench.fit import fit
 from stoker.bench.quality import looping, problems
 from stoker.bench.suites import NAMES, Cell, Options, plan
 from stoker.bench.target import Target
 from stoker.bench.texts import Material, prose
+from stoker.bench.tokens import Counter
 from stoker.bench.workloads import MIXES, SINGLE, WORKLOADS, Prompt, Prompts
 from stoker.errors import BenchError
 from tests.bench.drive import bench
@@ -39,6 +41,21 @@ def test_a_prompt_has_exactly_its_tokens(name, tokenize):
         assert prompt.tokens == prompt_length(prompt.body) == WORKLOADS[name].prompt_tokens
     else:
         assert prompt_length(prompt.body) == pytest.approx(WORKLOADS[name].prompt_tokens, rel=0.02)
+
+
+@pytest.mark.parametrize(("task", "wanted", "expected"), [(89, 96, 96), (89, 92, 128), (97, 96, 128), (124, 128, 192)])
+def test_a_prompt_that_cannot_have_its_tokens_has_the_next_multiple_of_64(task, wanted, expected):
+    """Where the task is too long, or the five-token sentence that leads in to filler is."""
+
+    class Words(Counter):
+        async def chat(self, body: dict[str, Any]) -> int:
+            return len(body["text"].split())
+
+    def render(filler: str) -> dict[str, Any]:
+        return {"text": " ".join(["word"] * task) + (f" so leads in a sentence {filler}" if filler else "")}
+
+    body, tokens = asyncio.run(fit(render, Material(prose, 1), wanted, Words()))
+    assert tokens == expected == len(body["text"].split())
 
 
 def test_cold_prompts_share_no_beginning_and_warm_ones_do():

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from stoker.bench.record import Difference, Request
-from stoker.bench.show import title
 from stoker.bench.stats import change, median, verdict
-from stoker.bench.summary import Group, group_of
+from stoker.bench.summary import Group, group_of, title
 
 METRICS = {  # name: higher is better
     "decode_tokens_per_s": True,

@@ -7,7 +7,7 @@ from stoker.bench.texts import Material
 from stoker.bench.tokens import Counter, Refused
 
 Body = dict[str, Any]
-STEP = 64  # where the task alone is longer than the target, the target moves up to the next multiple
+STEP = 64  # where the task, or the least that can be put before it, is too long, the target moves up to a multiple
 PROBE_LIMIT = 2048  # counts that cost a prefill are not searched beyond this: length is then scaled from a sample
 
 
@@ -61,6 +61,8 @@ async def _fit(render: Callable[[str], Body], material: Material, target: int, c
             break
         pad = max(pad + target - tokens, 0)
         tokens = await length(low, pad)
+    if low == 0 and tokens < target:  # filler has a sentence that leads in to it, which alone is too long
+        return await _fit(render, material, (target // STEP + 1) * STEP, counter)
     return render(_filled(material, low, pad)), tokens
 
 

@@ -1,6 +1,8 @@
 """The report: one HTML file without script or network, in light and dark. The drawing is in charts.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
 from importlib.resources import files
 
@@ -8,6 +10,7 @@ from stoker.bench import agent, charts, show
 from stoker.bench.charts import Bar
 from stoker.bench.compare import statement
 from stoker.bench.record import Document, Request, Workload
+from stoker.bench.summary import title
 from stoker.bench.table import NAMES, SHOWN
 
 TIMELINE_MOST = 400  # requests drawn
@@ -79,14 +82,21 @@ def _turns(found: Document) -> str:
     rows = [
         (
             f"{point.server + ', ' if two else ''}{point.history_tokens / 1000:g}K",
-            [("first token", point.ttft_s), ("decode", point.decode_s)],
+            [("first token", point.ttft_s), ("the rest", max(point.seconds.p50 - point.ttft_s, 0.0))],
         )
         for point in found.turns
     ]
-    key = '<span class="key"><i class="p0" style="background:var(--wait)"></i>to the first token'
-    key += '<i style="background:var(--one)"></i>decoding</span>'
+    key = '<span class="key"><i style="background:var(--wait)"></i>to its first token'
+    key += '<i style="background:var(--one)"></i>the rest</span>'
     lines = "".join(f'<p class="soft">{escape(line)}</p>' for line in show.turns(found))
-    return _figure("Seconds per agent turn", f"By length of history. Medians. {key}", charts.stacked(rows, "s")) + lines
+    return (
+        _figure(
+            "Seconds per agent turn",
+            f"The median turn, by length of history. {key}",
+            partial(charts.stacked, rows, "s"),
+        )
+        + lines
+    )
 
 
 def _sides(found: Document) -> str:
@@ -97,17 +107,10 @@ def _sides(found: Document) -> str:
         if w.name != agent.NAME and w.concurrency == 1 and w.variant in ("cold", "own") and w.rate is None
     ]
     turns = [w for w in found.workloads if w.name == agent.NAME]
-    halves = [
-        _figure(
-            title,
-            "Decode tok/s of one stream: median and 95 % interval.",
-            charts.bars(_speed_rows(found, rows), "tok/s", width=charts.HALF),
-            small=True,
-        )
-        for title, rows in (("General", general), ("Agent turns", turns))
-        if any(w.decode_tokens_per_s for w in rows)
-    ]
-    return f'<h2>Decode speed</h2>{_key(found)}<div class="pair">{"".join(halves)}</div>' if halves else ""
+    shown = {"General": _speed_rows(found, general), "Agent turns": _speed_rows(found, turns)}
+    note = "Decode tok/s of one stream: median and 95 % interval."
+    drawings = {name: (note, partial(charts.bars, rows, "tok/s", 1)) for name, rows in shown.items() if rows}
+    return _pair("Decode speed", _key(found), drawings)
 
 
 def _speed_rows(found: Document, rows: Sequence[Workload]) -> list[tuple[str, list[Bar]]]:
@@ -116,13 +119,13 @@ def _speed_rows(found: Document, rows: Sequence[Workload]) -> list[tuple[str, li
         if row.decode_tokens_per_s is not None and row.decode_spread is not None:
             spread, note = row.decode_spread, "" if row.quality_ok else "(answers broken)"
             bar = Bar(row.decode_tokens_per_s, spread.ci_low, spread.ci_high, _side(found, row.server), note)
-            named.setdefault(show.title(row) + ("" if row.quality_ok else " (broken)"), []).append(bar)
+            named.setdefault(title(row) + ("" if row.quality_ok else " (broken)"), []).append(bar)
     return list(named.items())
 
 
 def _table(found: Document) -> str:
     two = show.two_servers(found)
-    heads = (*show.HEADS[:-1], "ITL p50", "p99 ms", "prefill tok/s", "cached", "all streams tok/s", "counted by", "ok")
+    heads = (*show.HEADS[:-1], "ITL p50", "p99 ms", "prefill tok/s", "cached", "in all tok/s", "ok")
     body = []
     for row in found.workloads:
         itl = row.itl_s
@@ -133,14 +136,17 @@ def _table(found: Document) -> str:
             show.number(row.prefill_tokens_per_s, 0),
             f"{row.prefix_hit_rate:.0%}" if row.prefix_hit_rate is not None else "–",
             show.number(row.aggregate_tokens_per_s, 1) if row.concurrency > 1 or row.rate else "–",
-            row.count_source,
         )
         body.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells[:-1], *extra, cells[-1])) + "</tr>")
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     note = "* estimated from chunks. " if any("estimate" in w.steps_source for w in found.workloads) else ""
     note += "! answers are broken. " if any(not w.quality_ok for w in found.workloads) else ""
+    counted = ", ".join(sorted({row.count_source for row in found.workloads}))
+    note += (
+        f"ITL: milliseconds per token, not per chunk. In all: streams together. Tokens counted by {escape(counted)}."
+    )
     return (
-        f'<h2>All figures</h2><p class="soft">Medians. {note}ITL: seconds per token, not per chunk.</p>'
+        f'<h2>All figures</h2><p class="soft">Medians. {note}</p>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
     )
 
@@ -155,7 +161,7 @@ def _differences(found: Document) -> str:
             interval, runs = f"{row.ci_low:+.1%} … {row.ci_high:+.1%}", f"{row.runs_a} + {row.runs_b}"
             cells = (f"{row.a:.{digits}f}", f"{row.b:.{digits}f}", f"{row.change:+.1%}", interval, runs)
             body.append(
-                f'<tr><td>{escape(show.title(row))}</td><td class="left">{NAMES[row.metric]}</td>'
+                f'<tr><td>{escape(title(row))}</td><td class="left">{NAMES[row.metric]}</td>'
                 + "".join(f"<td>{cell}</td>" for cell in cells)
                 + f'<td class="left {row.verdict}">{row.verdict}</td></tr>'
             )
@@ -176,17 +182,17 @@ def _accepted(found: Document) -> str:
         if row.accepted_per_step is not None and row.accepted_spread is not None:
             spread = row.accepted_spread
             bar = Bar(row.accepted_per_step, spread.ci_low, spread.ci_high, _side(found, row.server), row.steps_source)
-            named.setdefault(show.title(row), []).append(bar)
+            named.setdefault(title(row), []).append(bar)
     if not named:
         return ""
     sources = ", ".join(sorted({row.steps_source for row in found.workloads}))
     note = f"Tokens emitted per forward pass: accepted drafts and one. Source: {sources}. {_key(found)}"
-    return _figure("Accepted per step", note, charts.bars(list(named.items()), "tokens", 2))
+    return _figure("Accepted per step", note, partial(charts.bars, list(named.items()), "tokens", 2))
 
 
 def _distributions(found: Document) -> str:
     groups: dict[tuple[str, int], list[Request]] = {}
-    titles = {_key_of(row): show.title(row) for row in found.workloads}
+    titles = {_key_of(row): title(row) for row in found.workloads}
     for request in found.requests:
         if request.failure is None and request.round:
             name = titles.get(_key_of_request(request), request.workload)
@@ -198,10 +204,12 @@ def _distributions(found: Document) -> str:
     ]
     if not any(values for _, values, _ in ttft):
         return ""
-    note = f"Every request is a dot; the band holds the middle half. {_key(found)}"
-    first = _figure("Time to first token", note, charts.strips(ttft, "s", 3, charts.HALF), small=True)
-    second = _figure("Decode speed per request", note, charts.strips(decode, "tok/s", width=charts.HALF), small=True)
-    return f'<h2>Distributions</h2><div class="pair">{first}{second}</div>'
+    note = "Every request is a dot; the band holds the middle half."
+    drawings = {
+        "Time to first token": (note, partial(charts.strips, ttft, "s", 3)),
+        "Decode speed per request": (note, partial(charts.strips, decode, "tok/s", 1)),
+    }
+    return _pair("Distributions", _key(found), drawings)
 
 
 def _prefix(found: Document) -> str:
@@ -211,36 +219,25 @@ def _prefix(found: Document) -> str:
 
 def _curves(found: Document) -> str:
     out = []
-    for attribute, x_name in (("concurrency", "streams at a time"), ("rate", "requests per second offered")):
-        series: list[tuple[str, list[tuple[float, float]], int, bool]] = []
-        names = {(w.name, w.variant, w.depth, w.server) for w in found.workloads if getattr(w, attribute) is not None}
-        for name, variant, depth, server in sorted(names, key=str):
-            rows = [
-                w for w in found.workloads if (w.name, w.variant, w.depth, w.server) == (name, variant, depth, server)
+    for axis, x_name in (("concurrency", "streams at a time"), ("rate", "requests per second offered")):
+        curves: dict[str, list[Workload]] = {}
+        for row in found.workloads:
+            if getattr(row, axis) is not None and row.variant != "load" and row.aggregate_tokens_per_s:
+                name = title(replace(row, concurrency=1, rate=None))
+                curves.setdefault(f"{row.server}: {name}" if show.two_servers(found) else name, []).append(row)
+        curves = {name: rows for name, rows in curves.items() if len({getattr(row, axis) for row in rows}) > 1}
+        drawings = {}
+        for head, metric in (
+            ("All streams together", "aggregate_tokens_per_s"),
+            ("Each stream's decode", "decode_tokens_per_s"),
+        ):
+            series = [
+                (name, [(getattr(row, axis), getattr(row, metric) or 0.0) for row in rows])
+                for name, rows in curves.items()
             ]
-            rows = [
-                w
-                for w in rows
-                if getattr(w, attribute) is not None and w.aggregate_tokens_per_s and w.decode_tokens_per_s
-            ]
-            if len({getattr(w, attribute) for w in rows}) < 2:
-                continue
-            at = f" d{depth}" if depth else ""
-            side = _side(found, server)
-            series.append(
-                (
-                    f"{name}{at} in all",
-                    [(getattr(w, attribute), w.aggregate_tokens_per_s or 0) for w in rows],
-                    side,
-                    False,
-                )
-            )
-            series.append(
-                (f"{name}{at} each", [(getattr(w, attribute), w.decode_tokens_per_s or 0) for w in rows], side, True)
-            )
-        if series:
-            note = f"All streams together, and one stream's decode (dashed). {_key(found)}"
-            out.append(_figure(f"Throughput by {x_name}", note, charts.lines(series, x_name, "tok/s")))
+            drawings[head] = ("", partial(charts.lines, series, x_name, "tok/s"))
+        if curves:
+            out.append(_pair(f"Throughput by {x_name}", "", drawings))
     return "".join(out)
 
 
@@ -257,7 +254,7 @@ def _timeline(found: Document) -> str:
         return ""
     more = f" The first {TIMELINE_MOST} of {len(found.requests)} requests." if len(shown) < len(found.requests) else ""
     note = f"Each request from start to last token, lighter until the first token, red where it failed.{more}"
-    return _figure("Timeline", note, charts.timeline(list(lanes.items())))
+    return _figure("Timeline", note, partial(charts.timeline, list(lanes.items())))
 
 
 def _environment(found: Document) -> str:
@@ -282,11 +279,20 @@ def _environment(found: Document) -> str:
     return f"<h2>Environment</h2><table>{body}</table><p>Command: <code>{escape(environment.command)}</code></p>"
 
 
-def _figure(title: str, note: str, drawing: str, small: bool = False) -> str:
-    level = "h3" if small else "h2"
-    head = f"<b>{escape(title)}</b><br>" if small else ""
-    body = f"<figure><figcaption>{head}{note}</figcaption>{drawing}</figure>"
-    return body if small else f"<{level}>{escape(title)}</{level}>{body}"
+def _figure(name: str, note: str, draw: Callable[[int], str]) -> str:
+    """Across the page, and drawn again for a telephone, where its words would be too small to read."""
+    both = f'<div class="wide">{draw(charts.WIDE)}</div><div class="narrow">{draw(charts.HALF)}</div>'
+    return f"<h2>{escape(name)}</h2><figure><figcaption>{note}</figcaption>{both}</figure>"
+
+
+def _pair(name: str, note: str, drawings: Mapping[str, tuple[str, Callable[[int], str]]]) -> str:
+    """Drawings beside each other; one alone has the whole width."""
+    width = charts.HALF if len(drawings) > 1 else charts.WIDE
+    figures = "".join(
+        f"<figure><figcaption><b>{escape(head)}</b><br>{text}</figcaption>{draw(width)}</figure>"
+        for head, (text, draw) in drawings.items()
+    )
+    return f'<h2>{escape(name)}</h2>{note}<div class="pair">{figures}</div>' if drawings else ""
 
 
 def _side(found: Document, name: str) -> int:

@@ -158,23 +158,23 @@ class Runner:
             if cell.rate is None:
                 await asyncio.gather(*(stream(place, until) for place in range(streams)))
             else:
-                await self._arrivals(
-                    cell.rate, cell.seconds or 30.0, target, [salted(p) for p in prompts], landed, dice
-                )
+                await self._arrivals(cell, target, number, prompts, landed)
 
     async def _arrivals(
-        self, rate: float, seconds: float, target: Target, prompts: list[Prompt], landed: list[Landed], dice: Random
+        self, cell: Cell, target: Target, number: int, prompts: list[Prompt], landed: list[Landed]
     ) -> None:
-        """Requests come when they come (Poisson), whether or not earlier ones are answered."""
-        loop = asyncio.get_running_loop()
-        at, until = loop.time(), loop.time() + seconds
+        """Requests come at random moments (a Poisson process of known count, so that the rate offered is the rate asked
+        for), whether or not earlier ones are answered; at the same moments for every server."""
+        loop, seconds, rate = asyncio.get_running_loop(), cell.seconds or 30.0, cell.rate or 0.0
+        chance = Random(f"{self.salt}/{cell.title}/{number}")
+        moments = sorted(chance.uniform(0.0, seconds) for _ in range(max(round(rate * seconds), 1)))
+        began = loop.time()
         asking: list[asyncio.Future[Exchange]] = []
-        while at < until:
-            await asyncio.sleep(max(at - loop.time(), 0))
-            prompt = prompts[len(asking) % len(prompts)].resalted(dice)
-            asking.append(asyncio.ensure_future(self._ask(target, prompt, "cold", None, landed)))
-            at += dice.expovariate(rate)
         try:
+            for place, moment in enumerate(moments):
+                await asyncio.sleep(max(began + moment - loop.time(), 0))
+                prompt = prompts[place % len(prompts)].resalted(self._prompts[target.name].dice)
+                asking.append(asyncio.ensure_future(self._ask(target, prompt, "cold", None, landed)))
             await asyncio.gather(*asking)
         except asyncio.CancelledError:
             for task in asking:

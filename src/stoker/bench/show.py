@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stoker.bench.record import Difference, Document, Workload
-from stoker.bench.summary import noise_of
+from stoker.bench.record import Document, Workload
+from stoker.bench.summary import cold_and_warm, noise_of, title
 
 HEADS = ("workload", "in", "out", "TTFT s", "p95", "decode tok/s", "±", "e2e tok/s", "steps/s", "tok/step", "ok")
 WIDE = ("in", "p95", "e2e tok/s")  # columns a narrow terminal goes without
@@ -26,17 +26,6 @@ def cells(row: Workload, two_servers: bool) -> tuple[str, ...]:
     )
 
 
-def title(row: Workload | Difference) -> str:
-    name = row.name
-    if row.depth:
-        name += f" @ d{row.depth}"
-    if row.variant not in ("cold", "own"):
-        name += f", {row.variant}"
-    if row.rate is not None:
-        name += f", {row.rate:g}/s"
-    return name + (f" c={row.concurrency}" if row.concurrency > 1 else "")
-
-
 def throughput(rows: Sequence[Workload]) -> list[str]:
     """What several streams reach together."""
     return [
@@ -49,29 +38,21 @@ def throughput(rows: Sequence[Workload]) -> list[str]:
 def prefix(rows: Sequence[Workload]) -> list[str]:
     """Cold beside warm."""
     lines = []
-    for warm in rows:
-        cold = next(
-            (
-                r
-                for r in rows
-                if (r.name, r.server, r.concurrency) == (warm.name, warm.server, warm.concurrency)
-                and r.variant == "cold"
-            ),
-            None,
-        )
-        if warm.variant == "warm" and cold is not None and cold.ttft_s and warm.ttft_s and warm.depth is None:
-            hit = f", {warm.prefix_hit_rate:.0%} of its prompt cached" if warm.prefix_hit_rate is not None else ""
-            faster = cold.ttft_s.p50 / warm.ttft_s.p50
-            both = f"{seconds(cold.ttft_s.p50)} s cold, {seconds(warm.ttft_s.p50)} s warm"
-            lines.append(f"{warm.name}: first token after {both} ({faster:.1f}×{hit})")
+    for cold, warm in cold_and_warm(rows):
+        assert cold.ttft_s is not None
+        assert warm.ttft_s is not None
+        hit = f", {warm.prefix_hit_rate:.0%} of its prompt cached" if warm.prefix_hit_rate is not None else ""
+        faster = cold.ttft_s.p50 / warm.ttft_s.p50
+        both = f"{seconds(cold.ttft_s.p50)} s cold, {seconds(warm.ttft_s.p50)} s warm"
+        lines.append(f"{warm.name}: first token after {both} ({faster:.1f}×{hit})")
     return lines
 
 
 def turns(found: Document) -> list[str]:
     return [
         f"{point.server + ': ' if two_servers(found) else ''}{point.history_tokens / 1000:g}K of history: "
-        f"{point.seconds.p50:.2f} s per turn ({point.ttft_s:.2f} to the first token + {point.decode_s:.2f} decoding; "
-        f"p95 {point.seconds.p95:.2f}, {point.turns} turns)"
+        f"{point.seconds.p50:.2f} s per turn (medians; {point.ttft_s:.2f} to the first token, {point.decode_s:.2f} "
+        f"decoding; p95 {point.seconds.p95:.2f}, {point.turns} turns)"
         + (f"; loading it took {point.load_s:.2f} s" if point.load_s else "")
         for point in found.turns
     ]

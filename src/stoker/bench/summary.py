@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from stoker.bench import agent
-from stoker.bench.record import Client, Headline, Request, ServerFacts, Turn, Workload
+from stoker.bench.record import Client, Difference, Headline, Request, ServerFacts, Turn, Workload
 from stoker.bench.stats import median, percentiles, spread
 
 SHORT_ANSWER = 32  # tokens; below, a decode speed says little
@@ -22,6 +22,15 @@ def group_of(request: Request) -> Group:
         # points of a conversation are one row; `turns` has them apart
         None if request.workload == agent.NAME else request.depth,
     )
+
+
+def title(row: Workload | Difference) -> str:
+    """A row by name, as tables, charts and sentences call it."""
+    extra = [f"@ d{row.depth}"] if row.depth else []
+    extra += [row.variant] if row.variant not in ("cold", "own") else []
+    extra += [f"{row.rate:g}/s"] if row.rate is not None else []
+    extra += [f"c={row.concurrency}"] if row.concurrency > 1 else []
+    return " ".join([row.name, *extra])
 
 
 def rows(requests: Sequence[Request]) -> list[Workload]:
@@ -94,9 +103,11 @@ def token_gaps(requests: Iterable[Request]) -> tuple[list[float], list[int]]:
 
 
 def turns(requests: Sequence[Request]) -> list[Turn]:
-    """Seconds per agent turn at each length of history."""
+    """Seconds per agent turn at each length of history. Turns with broken answers are left out: one that loops takes
+    as long as max_tokens lets it."""
     found = []
-    talks = [r for r in requests if r.workload == agent.NAME and r.failure is None and r.depth is not None]
+    sound = [r for r in requests if r.failure is None and not r.quality]
+    talks = [r for r in sound if r.workload == agent.NAME and r.depth is not None]
     for server, history in sorted({(r.server, r.depth or 0) for r in talks}):
         here = [r for r in talks if (r.server, r.depth) == (server, history) and r.total_s is not None]
         ordinary, loads = [r for r in here if r.variant == "warm"], [r for r in here if r.variant == "load"]
@@ -127,9 +138,10 @@ def headline(
         text = " ".join(said) or f"{done} requests completed."
         if failed:
             text += f" {failed} of {len(requests)} requests FAILED ({_listed(failures)})."
-        broken = sorted({_label(w) for w in found if not w.quality_ok})
+        broken = list(dict.fromkeys(title(w) for w in found if not w.quality_ok))
         if broken:
-            text += f" Answers to {', '.join(broken)} are broken and not part of these figures."
+            names = ", ".join(broken) if len(broken) <= 3 else f"{len(broken)} of {len(found)} workloads"
+            text += f" Not in these figures, for broken answers: {names}."
     if not complete:
         text = f"Interrupted. {text}"
     noise = median([n for w in found if (n := noise_of(w)) is not None])
@@ -166,10 +178,30 @@ def _sentence(server: str, found: Sequence[Workload], points: Sequence[Turn], na
     if many:
         busiest = max(many, key=lambda w: w.aggregate_tokens_per_s or 0.0)
         parts.append(f"{busiest.aggregate_tokens_per_s:.1f} tok/s over {busiest.concurrency} streams")
+    offered = [w for w in found if w.server == server and w.rate is not None and w.quality_ok and w.ttft_s]
+    if offered:
+        busiest = max(offered, key=lambda w: w.rate or 0.0)
+        waited = busiest.ttft_s.p95 if busiest.ttft_s else 0.0
+        parts.append(f"at {busiest.rate:g} requests/s, 95 % have their first token within {waited:.2f} s")
+    for cold, warm in cold_and_warm([w for w in found if w.server == server and w.quality_ok]):
+        times = [w.ttft_s.p50 if w.ttft_s else 0.0 for w in (cold, warm)]
+        parts.append(f"{warm.name}: first token after {times[0]:.2f} s cold, {times[1]:.2f} s warm")
     if not parts:
         return ""
     text = "; ".join(parts) + "."
     return f"{server}: {text}" if named else text[0].upper() + text[1:]
+
+
+def cold_and_warm(found: Sequence[Workload]) -> list[tuple[Workload, Workload]]:
+    """The same workload with a prompt nobody has seen, and with one that may be cached."""
+    timed = [w for w in found if w.ttft_s and w.depth is None]
+    return [
+        (cold, warm)
+        for warm in timed
+        for cold in timed
+        if (cold.variant, warm.variant) == ("cold", "warm")
+        and (cold.name, cold.server, cold.concurrency) == (warm.name, warm.server, warm.concurrency)
+    ]
 
 
 def _general(found: Sequence[Workload], server: str) -> list[Workload]:
@@ -195,11 +227,17 @@ def warnings(
 ) -> list[str]:
     """What a reader must know before believing the figures."""
     lines = []
-    for workload in found:
-        if workload.quality:
-            what = ", ".join(f"{problem} in {count}" for problem, count in workload.quality.items())
-            where = _title(workload, servers)
-            lines.append(f"{where}: answers are broken ({what} of {workload.completed}); do not trust its speed.")
+
+    def named(row: Workload) -> str:
+        return title(row) + (f" on {row.server}" if len(servers) > 1 else "")
+
+    broken = [
+        f"{named(w)} ({', '.join(f'{problem} in {count}' for problem, count in w.quality.items())} of {w.completed})"
+        for w in found
+        if w.quality
+    ]
+    if broken:
+        lines.append(f"Do not trust the speeds of {', '.join(broken)}: answers are broken.")
     if any("estimate" in w.count_source for w in found):
         lines.append(
             "Tokens are estimated from chunks: the server sent no usage and no token ids and has no /tokenize. Such "
@@ -222,13 +260,13 @@ def warnings(
         )
     short = [w for w in found if w.completion_tokens is not None and w.completion_tokens < SHORT_ANSWER]
     if short:
-        names = ", ".join(_title(w, servers) for w in short)
+        names = ", ".join(map(named, short))
         lines.append(
             f"Answers are shorter than {SHORT_ANSWER} tokens on {names}: too short for a decode speed to mean much."
         )
     warm_but_cold = [w for w in found if w.variant == "cold" and (w.prefix_hit_rate or 0) > 0.25]
     if warm_but_cold:
-        names = ", ".join(_title(w, servers) for w in warm_but_cold)
+        names = ", ".join(map(named, warm_but_cold))
         lines.append(f"Prompts that should be cold were cached on {names}: TTFT is too good there.")
     if client.overhead is not None and client.overhead > OVERHEAD_LIMIT:
         lines.append(
@@ -292,15 +330,6 @@ def _sources(values: Iterable[str]) -> str:
 
 def _listed(failures: Counter[str]) -> str:
     return ", ".join(f"{kind}: {count}" for kind, count in failures.most_common())
-
-
-def _label(workload: Workload) -> str:
-    return f"{workload.name}, {workload.variant}" if workload.variant in ("warm", "load") else workload.name
-
-
-def _title(workload: Workload, servers: Sequence[ServerFacts]) -> str:
-    many = f" c={workload.concurrency}" if workload.concurrency > 1 else ""
-    return f"{_label(workload)}{many}" + (f" on {workload.server}" if len(servers) > 1 else "")
 
 
 def _thousands(tokens: int) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from stoker.bench import show
 from stoker.bench.compare import statement
 from stoker.bench.record import Difference, Document
+from stoker.bench.summary import title
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +66,7 @@ def print_differences(found: list[Difference], console: "Console") -> None:
             continue
         digits = 3 if row.metric == "ttft_s" else 2 if row.metric == "accepted_per_step" else 1
         table.add_row(
-            show.title(row),
+            title(row),
             NAMES[row.metric],
             f"{row.a:.{digits}f}",
             f"{row.b:.{digits}f}",
