@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+from stoker.engine.backend import Backend, States, StepRunner
 from stoker.engine.block import Block
 from stoker.engine.config import EngineConfig, check_request
 from stoker.engine.drafting import Drafting, depth_limit
 from stoker.engine.flat import Part
 from stoker.engine.memory import new_cache, tensor_bytes
+from stoker.engine.outcome import Emitted
 from stoker.engine.request import AUTO, Depth, Event, Finish, Sequence
-from stoker.engine.runner import Emitted, Runner
+from stoker.engine.runner import Runner
 from stoker.engine.scheduler import Scheduler
 from stoker.engine.stats import EngineStats, Totals
 from stoker.engine.text import TextStream
@@ -38,17 +40,28 @@ __all__ = ["Engine", "EngineConfig", "check_request"]
 
 class Engine:
     def __init__(
-        self, model: Decoder, config: EngineConfig, drafter: Drafter | None = None, tokenizer: Any = None
+        self,
+        model: Decoder,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        tokenizer: Any = None,
+        backend: Backend | None = None,
     ) -> None:
-        """`tokenizer` is one of the `tokenizers` package; only requests with stop strings need it."""
+        """`tokenizer` is one of the `tokenizers` package; only requests with stop strings need it. Without a `backend`
+        the model itself computes, where its weights lie."""
         self.model, self.config, self.drafter, self._tokenizer = model, config, drafter, tokenizer
         weight = model.embed_tokens.weight
         self._vocab_size = model.config.vocab_size
-        self._cache = new_cache(model.config, config, weight.dtype, weight.device)
+        if backend:
+            self._cache: States = backend.cache
+        else:
+            self._cache = cache = new_cache(model.config, config, weight.dtype, weight.device)
         self.scheduler = Scheduler(config, self._cache, drafter, model.config.max_positions, weight.device)
-        self._runner = Runner(model, self._cache, drafter, self.scheduler)
+        self._runner: StepRunner = (
+            backend.runner(self.scheduler) if backend else Runner(model, cache, drafter, self.scheduler)
+        )
         self._drafting = Drafting(model, drafter, config.max_depth) if drafter else None
-        self._cache_bytes = tensor_bytes(self._cache) + self.scheduler.snapshot_bytes
+        self._cache_bytes = tensor_bytes(self._cache.layers) + self.scheduler.snapshot_bytes
         self._totals = Totals()
         self._next_id = 0
 

@@ -1,22 +1,19 @@
 """One forward of the model: what goes in, which tokens come out, what the drafter and the prefix cache get of it."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from stoker.engine.block import Block
 from stoker.engine.flat import Part, flat_batch
-from stoker.engine.request import Event, Finish, Sequence, TokenLogprob
+from stoker.engine.outcome import Emitted, emit, following, settle
+from stoker.engine.request import Sequence
 from stoker.engine.scheduler import Scheduler
 from stoker.model.batch import Batch
 from stoker.model.cache import Cache
 from stoker.model.decoder import Decoder
 from stoker.ops.family import Family
-from stoker.speculate.drafter import Drafter, accept
-from stoker.speculate.sampler import Row, choose, logprobs
-
-Emitted = list[tuple[Sequence, Event]]
+from stoker.speculate.drafter import Drafter
+from stoker.speculate.sampler import Row, choose
 
 
 class Runner:
@@ -42,7 +39,7 @@ class Runner:
             logits = self._model.logits(hidden[batch.last_rows[fresh]])
             chosen = choose(logits, [first_rows[members[index].id] for index in fresh]).tolist()
             for row, (index, token) in enumerate(zip(fresh, chosen, strict=True)):
-                emitted.append((members[index], _emit(members[index], [token], logits, row)))
+                emitted.append((members[index], emit(members[index], [token], logits, row)))
         self._observe(batch, members, hidden, taps, [len(part.tokens) for part in parts])
         for sequence in members:
             self._scheduler.keep_prompt(sequence)
@@ -54,25 +51,11 @@ class Runner:
         batch = flat_batch(Family.STEP, parts, self._scheduler.tables)
         hidden, taps = self._forward(batch)
         logits, targets = self._targets(batch, hidden, blocks)
-        emitted: Emitted = []
-        kept, start = [], 0
+        firsts, start = [], 0
         for block in blocks:
-            sequence, count = block.sequence, len(block.known)
-            if block.verifies:
-                rows = slice(start, start + len(block.drafts) + 1)
-                start = rows.stop
-                tokens = accept(block.drafts, targets[rows])
-                event = _emit(sequence, tokens, logits, rows.start)
-                if block.drafts:
-                    event = replace(event, drafts=tuple(block.drafts), forced=block.forced)
-                emitted.append((sequence, event))
-                count = len(event.tokens)  # a stop inside the block cuts it short
-                _count(block, right=min(count, len(tokens) - 1))
-            else:
-                sequence.stats.replayed_tokens += count
-            sequence.computed += count
-            sequence.replay = count
-            kept.append(count)
+            firsts.append(start)
+            start += len(block.tokens) if block.verifies else 0
+        emitted, kept = settle(blocks, targets, logits, firsts)
         self._observe(batch, [block.sequence for block in blocks], hidden, taps, kept)
         for block in blocks:
             if block.sequence.computed > len(block.sequence.prompt):
@@ -97,46 +80,10 @@ class Runner:
         """Shows the drafter the first kept[i] tokens of each run, now that the token after each is known."""
         if self._drafter is None:
             return
-        following = torch.tensor(
-            [
-                token
-                for sequence, count in zip(members, kept, strict=True)
-                for token in sequence.tokens[sequence.computed - count + 1 : sequence.computed + 1]
-            ],
-            device=self._device,
-        )
-        if len(following) < batch.num_tokens:
+        after = torch.tensor(following(members, kept), device=self._device)
+        if len(after) < batch.num_tokens:
             counts = torch.tensor(kept, device=self._device)
             place = torch.arange(batch.num_tokens, device=self._device) - batch.starts[batch.sequence]
             keep = place < counts[batch.sequence]
             batch, hidden, taps = batch.select(keep), hidden[keep], taps[keep]
-        self._drafter.observe(batch, hidden, taps, following)
-
-
-def _emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> Event:
-    """Adds tokens, one after another until one ends the request. Row first + i of logits [R, vocab] made token i."""
-    top, found, count = sequence.sampling.logprobs, [], 0
-    finish, error = None, None
-    while count < len(tokens) and finish is None:
-        token = tokens[count]
-        if top is not None:
-            found.append(TokenLogprob(token, *logprobs(logits[first + count], token, top)))
-        count += 1
-        try:
-            sequence.push(token)
-        except Exception as failure:
-            finish = Finish.ERROR
-            error = f"token {token} cannot be turned into text: {type(failure).__name__}: {failure}"
-        else:
-            finish = sequence.finish_after(token)
-    stop = sequence.text.stopped if sequence.text else None
-    return Event(sequence.id, tuple(tokens[:count]), finish, logprobs=tuple(found), stop=stop, error=error)
-
-
-def _count(block: Block, right: int) -> None:
-    stats = block.sequence.stats
-    stats.steps += 1
-    if block.forced:
-        stats.forced += right
-    else:
-        stats.count_drafts(len(block.drafts), right)
+        self._drafter.observe(batch, hidden, taps, after)

@@ -10,24 +10,25 @@ from collections.abc import Iterator
 
 import torch
 
+from stoker.engine.backend import States
 from stoker.engine.config import EngineConfig
 from stoker.engine.memory import discard, tensor_bytes
 from stoker.engine.pages import Pool
 from stoker.engine.prefix import PrefixCache, clip, floor
 from stoker.engine.request import Sequence
-from stoker.model.cache import PAGE_SIZE, Cache, KVPages, Snapshots
+from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.speculate.drafter import Drafter
 
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, cache: Cache, drafter: Drafter | None, longest: int, device: torch.device
+        self, config: EngineConfig, cache: States, drafter: Drafter | None, longest: int, device: torch.device
     ) -> None:
         """`longest` is the most tokens one request can have."""
         self.config, self._cache, self._drafter = config, cache, drafter
         self.pages, self.slots = Pool(config.pages), Pool(config.slots)
         self.prefixes = PrefixCache(self.pages, config.checkpoints, config.checkpoint_interval)
-        self._snapshots = Snapshots.allocate(cache, config.checkpoints)
+        self._snapshots = cache.snapshots(config.checkpoints)
         self.snapshot_bytes = tensor_bytes(self._snapshots)
         # a row per slot, written when pages are taken: a step need not build tables from lists as long as the context
         width = min(config.pages, _pages_for(longest))
@@ -172,7 +173,7 @@ class Scheduler:
         sequence.slot, sequence.pages = -1, []
 
 
-def _kv_tensors(cache: Cache) -> list[torch.Tensor]:
+def _kv_tensors(cache: States) -> list[torch.Tensor]:
     """All that have a row per page."""
     found = [layer for layer in cache.layers if isinstance(layer, KVPages)]
     tensors = [(layer.keys, layer.values, layer.key_scales, layer.value_scales) for layer in found]

@@ -145,6 +145,10 @@ class Cache:
     def delta_states(self) -> list[DeltaState]:
         return [layer for layer in self.layers if isinstance(layer, DeltaState)]
 
+    def snapshots(self, count: int) -> Snapshots:
+        """Room for so many copies of a slot."""
+        return Snapshots.allocate(self, count)
+
     def settle(self, slot: int, accepted: int) -> None:
         """Makes everything up to the first `accepted` tokens of the slot's last step part of its state.
 

@@ -1,0 +1,76 @@
+"""What the model's choices in a step mean for its requests: tokens accepted and emitted, and what is counted."""
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from torch import Tensor
+
+from stoker.engine.block import Block
+from stoker.engine.request import Event, Finish, Sequence, TokenLogprob
+from stoker.speculate.drafter import accept
+from stoker.speculate.sampler import logprobs
+
+Emitted = list[tuple[Sequence, Event]]
+
+
+def settle(blocks: Many[Block], targets: Many[int], logits: Tensor, firsts: Many[int]) -> tuple[Emitted, list[int]]:
+    """Events of the blocks that verify, and how many tokens of each block are kept.
+
+    Block i has its rows from firsts[i] on, in `targets`, the model's choice after each row, as in `logits` [R, vocab].
+    """
+    emitted: Emitted = []
+    kept: list[int] = []
+    for block, first in zip(blocks, firsts, strict=True):
+        sequence, count = block.sequence, len(block.known)
+        if block.verifies:
+            tokens = accept(block.drafts, targets[first : first + len(block.drafts) + 1])
+            event = emit(sequence, tokens, logits, first)
+            if block.drafts:
+                event = replace(event, drafts=tuple(block.drafts), forced=block.forced)
+            emitted.append((sequence, event))
+            count = len(event.tokens)  # a stop inside the block cuts it short
+            _count(block, right=min(count, len(tokens) - 1))
+        else:
+            sequence.stats.replayed_tokens += count
+        sequence.computed += count
+        sequence.replay = count
+        kept.append(count)
+    return emitted, kept
+
+
+def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> Event:
+    """Adds tokens, one after another until one ends the request. Row first + i of logits [R, vocab] made token i."""
+    top, found, count = sequence.sampling.logprobs, [], 0
+    finish, error = None, None
+    while count < len(tokens) and finish is None:
+        token = tokens[count]
+        if top is not None:
+            found.append(TokenLogprob(token, *logprobs(logits[first + count], token, top)))
+        count += 1
+        try:
+            sequence.push(token)
+        except Exception as failure:
+            finish = Finish.ERROR
+            error = f"token {token} cannot be turned into text: {type(failure).__name__}: {failure}"
+        else:
+            finish = sequence.finish_after(token)
+    stop = sequence.text.stopped if sequence.text else None
+    return Event(sequence.id, tuple(tokens[:count]), finish, logprobs=tuple(found), stop=stop, error=error)
+
+
+def following(members: Many[Sequence], kept: Many[int]) -> list[int]:
+    """The token after each of the last kept[i] computed ones of each request, all of them known by now."""
+    return [
+        token
+        for sequence, count in zip(members, kept, strict=True)
+        for token in sequence.tokens[sequence.computed - count + 1 : sequence.computed + 1]
+    ]
+
+
+def _count(block: Block, right: int) -> None:
+    stats = block.sequence.stats
+    stats.steps += 1
+    if block.forced:
+        stats.forced += right
+    else:
+        stats.count_drafts(len(block.drafts), right)
