@@ -10,8 +10,10 @@ import pytest
 from stoker.bench import agent
 from stoker.bench.answer import Answer
 from stoker.bench.fit import fit
+from stoker.bench.journal import Journal
 from stoker.bench.quality import looping, problems
-from stoker.bench.suites import NAMES, Cell, Options, plan
+from stoker.bench.run import Runner
+from stoker.bench.suites import NAMES, Cell, Options, Plan, plan
 from stoker.bench.target import Target
 from stoker.bench.texts import Material, prose
 from stoker.bench.tokens import Counter
@@ -72,6 +74,30 @@ def test_cold_prompts_share_no_beginning_and_warm_ones_do():
     assert warm[:30000] == again[:30000]
     assert warm[-60:] != again[-60:]
     assert len(salted.split()) == len(cold.split())
+
+
+@pytest.mark.parametrize(
+    "cell", [Cell("Math", rounds=2, each=2), Cell(agent.NAME, "warm", histories=(2000,), rounds=1)]
+)
+def test_two_servers_are_asked_the_same_but_one_server_never_twice(cell):
+    async def ask(*mocks: Mock) -> None:
+        async with Target(mocks[0].url, name="A") as a, Target(mocks[-1].url, name="B") as b:
+            await Runner([a, b], Plan([cell]), Options(), Journal(None, {}), "salt").run()
+
+    async def run() -> list[Mock]:
+        mocks = [Mock(Behaviour(chunks=2, ttft_s=0.0, steps_per_s=1e4)) for _ in range(3)]
+        async with mocks[0].running(), mocks[1].running(), mocks[2].running():
+            await ask(mocks[0], mocks[1])
+            await ask(mocks[2])
+        return mocks
+
+    def prompts(mock: Mock) -> list[str]:
+        return [json.dumps(body["messages"]) + str(body.get("tools")) for body in mock.asked if body["max_tokens"] > 1]
+
+    first, second, twice = map(prompts, asyncio.run(run()))
+    assert first == second
+    assert len(twice) == 2 * len(first)
+    assert len(set(twice)) == len(twice)
 
 
 def test_filler_does_not_repeat_itself():

@@ -51,6 +51,7 @@ def test_small_differences_of_few_runs_are_not_called():
     assert verdict(0.2, 0.3, 0.25, 3, higher_is_better=True) == "better"
     assert verdict(0.2, 0.3, 0.25, 1, higher_is_better=True) == "too few runs"
     assert verdict(0.2, 0.3, 0.25, 5, higher_is_better=False) == "worse"
+    assert verdict(0.2, 0.3, 0.25, 5, higher_is_better=None) == "different"
 
 
 def test_pairs_see_through_a_drift_that_hits_both():

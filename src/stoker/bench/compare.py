@@ -6,12 +6,12 @@ from stoker.bench.record import Difference, Request
 from stoker.bench.stats import change, median, verdict
 from stoker.bench.summary import Group, group_of, title
 
-METRICS = {  # name: higher is better
+METRICS: dict[str, bool | None] = {  # name: higher is better; None: neither, it only explains
     "decode_tokens_per_s": True,
     "end_to_end_tokens_per_s": True,
     "ttft_s": False,
     "total_s": False,
-    "accepted_per_step": True,
+    "accepted_per_step": None,
 }
 
 

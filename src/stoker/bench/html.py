@@ -213,7 +213,7 @@ def _distributions(found: Document) -> str:
 
 
 def _prefix(found: Document) -> str:
-    lines = show.prefix(found.workloads)
+    lines = show.prefix(found)
     return "<h2>Cold and warm prompts</h2>" + "".join(f"<p>{escape(line)}</p>" for line in lines) if lines else ""
 
 

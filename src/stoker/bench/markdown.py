@@ -10,7 +10,7 @@ def markdown(found: Document) -> str:
     lines += [f"| {' | '.join(show.HEADS)} |", f"|---|{'---:|' * (len(show.HEADS) - 1)}"]
     lines += [f"| {' | '.join(show.cells(row, show.two_servers(found)))} |" for row in found.workloads]
     lines.append("")
-    extra = [*show.turns(found), *show.throughput(found.workloads), *show.prefix(found.workloads)]
+    extra = [*show.turns(found), *show.throughput(found), *show.prefix(found)]
     extra += [show.quality(found), show.noise(found), show.client(found)]
     extra += [f"Warning: {warning}" for warning in found.warnings]
     extra += [f"Failed: {line}" for line in show.failures(found)]

@@ -193,7 +193,7 @@ class Difference:
     runs_a: int
     runs_b: int
     paired: bool  # rounds were interleaved and compared pairwise
-    verdict: str  # better, worse, within the noise, too few runs
+    verdict: str  # better, worse, different (neither), within the noise, too few runs
 
 
 @dataclass

@@ -71,7 +71,10 @@ class Runner:
         """Fills `requests`. Cancelled (Ctrl-C) or in trouble, it keeps requests that came to their end."""
         self.requests = list(self.journal.requests)
         self._begin = self.targets[0].clock() - max((r.started_s + (r.total_s or 0) for r in self.requests), default=0)
-        self._prompts = {target.name: Prompts(target, self.salt) for target in self.targets}
+        # servers are asked the same, word for word, but never one server the same twice: its cache would know it
+        apart = len({target.url for target in self.targets}) == len(self.targets)
+        self._salts = {target.name: self.salt if apart else f"{self.salt}/{target.name}" for target in self.targets}
+        self._prompts = {target.name: Prompts(target, self._salts[target.name]) for target in self.targets}
         try:
             for cell in self.plan.cells:
                 await self._cell(cell)
@@ -184,7 +187,7 @@ class Runner:
     async def _conversation(self, cell: Cell, target: Target, number: int, landed: list[Landed]) -> None:
         """The warm-up is a conversation as far as the first point."""
         points = cell.histories if number else cell.histories[:1]
-        talk = agent.Conversation(target, f"{self.salt}/{number}/{target.name}", self.options.tool_share)
+        talk = agent.Conversation(target, f"{self._salts[target.name]}/{number}", self.options.tool_share)
         await target.open(1)
         for turn in agent.turns(points):
             self.watcher.preparing(cell)

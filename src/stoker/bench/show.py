@@ -1,9 +1,7 @@
 """Figures as people read them: the cells of tables, the same in the terminal, in Markdown and in HTML."""
 
-from collections.abc import Sequence
-
 from stoker.bench.record import Document, Workload
-from stoker.bench.summary import cold_and_warm, noise_of, title
+from stoker.bench.summary import cold_and_warm, named, noise_of
 
 HEADS = ("workload", "in", "out", "TTFT s", "p95", "decode tok/s", "±", "e2e tok/s", "steps/s", "tok/step", "ok")
 WIDE = ("in", "p95", "e2e tok/s")  # columns a narrow terminal goes without
@@ -12,7 +10,7 @@ WIDE = ("in", "p95", "e2e tok/s")  # columns a narrow terminal goes without
 def cells(row: Workload, two_servers: bool) -> tuple[str, ...]:
     done = f"{row.completed}" if not row.failed else f"{row.completed}/{row.completed + row.failed}"
     return (
-        (f"{row.server}: " if two_servers else "") + title(row),
+        named(row, two_servers),
         number(row.prompt_tokens, 0),
         number(row.completion_tokens, 0),
         seconds(row.ttft_s.p50 if row.ttft_s else None),
@@ -26,25 +24,27 @@ def cells(row: Workload, two_servers: bool) -> tuple[str, ...]:
     )
 
 
-def throughput(rows: Sequence[Workload]) -> list[str]:
+def throughput(found: Document) -> list[str]:
     """What several streams reach together."""
+    two = two_servers(found)
     return [
-        f"{title(row)}: {row.aggregate_tokens_per_s:.1f} tok/s in all, {row.requests_per_s:.2f} requests/s"
-        for row in rows
+        f"{named(row, two)}: {row.aggregate_tokens_per_s:.1f} tok/s in all, {row.requests_per_s:.2f} requests/s"
+        for row in found.workloads
         if (row.concurrency > 1 or row.rate is not None) and row.aggregate_tokens_per_s and row.requests_per_s
     ]
 
 
-def prefix(rows: Sequence[Workload]) -> list[str]:
+def prefix(found: Document) -> list[str]:
     """Cold beside warm."""
     lines = []
-    for cold, warm in cold_and_warm(rows):
+    for cold, warm in cold_and_warm(found.workloads):
         assert cold.ttft_s is not None
         assert warm.ttft_s is not None
         hit = f", {warm.prefix_hit_rate:.0%} of its prompt cached" if warm.prefix_hit_rate is not None else ""
         faster = cold.ttft_s.p50 / warm.ttft_s.p50
         both = f"{seconds(cold.ttft_s.p50)} s cold, {seconds(warm.ttft_s.p50)} s warm"
-        lines.append(f"{warm.name}: first token after {both} ({faster:.1f}×{hit})")
+        where = f"{warm.server}: " if two_servers(found) else ""
+        lines.append(f"{where}{warm.name}: first token after {both} ({faster:.1f}×{hit})")
     return lines
 
 

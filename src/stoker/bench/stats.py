@@ -50,13 +50,15 @@ def change(a: Sequence[float], b: Sequence[float], paired: bool) -> tuple[float,
     return middle - 1, float(np.percentile(ratio, 2.5)) - 1, float(np.percentile(ratio, 97.5)) - 1
 
 
-def verdict(low: float, high: float, middle: float, runs: int, higher_is_better: bool) -> str:
+def verdict(low: float, high: float, middle: float, runs: int, higher_is_better: bool | None) -> str:
     if runs < 2:
         return "too few runs"
     if low <= 0 <= high:
         return "within the noise"
     if runs < FEW and abs(middle) < UNSURE:
         return "too few runs"
+    if higher_is_better is None:
+        return "different"
     return "better" if (middle > 0) == higher_is_better else "worse"
 
 

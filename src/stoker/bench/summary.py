@@ -33,6 +33,10 @@ def title(row: Workload | Difference) -> str:
     return " ".join([row.name, *extra])
 
 
+def named(row: Workload, two_servers: bool) -> str:
+    return f"{row.server}: {title(row)}" if two_servers else title(row)
+
+
 def rows(requests: Sequence[Request]) -> list[Workload]:
     groups: dict[Group, list[Request]] = {}
     for request in requests:
@@ -138,9 +142,9 @@ def headline(
         text = " ".join(said) or f"{done} requests completed."
         if failed:
             text += f" {failed} of {len(requests)} requests FAILED ({_listed(failures)})."
-        broken = list(dict.fromkeys(title(w) for w in found if not w.quality_ok))
+        broken = [named(w, len(servers) > 1) for w in found if not w.quality_ok]
         if broken:
-            names = ", ".join(broken) if len(broken) <= 3 else f"{len(broken)} of {len(found)} workloads"
+            names = ", ".join(broken) if len(broken) <= 3 else f"{len(broken)} of {len(found)} rows"
             text += f" Not in these figures, for broken answers: {names}."
     if not complete:
         text = f"Interrupted. {text}"
@@ -227,12 +231,9 @@ def warnings(
 ) -> list[str]:
     """What a reader must know before believing the figures."""
     lines = []
-
-    def named(row: Workload) -> str:
-        return title(row) + (f" on {row.server}" if len(servers) > 1 else "")
-
+    many = len(servers) > 1
     broken = [
-        f"{named(w)} ({', '.join(f'{problem} in {count}' for problem, count in w.quality.items())} of {w.completed})"
+        f"{named(w, many)} ({', '.join(f'{what} in {count}' for what, count in w.quality.items())} of {w.completed})"
         for w in found
         if w.quality
     ]
@@ -260,13 +261,13 @@ def warnings(
         )
     short = [w for w in found if w.completion_tokens is not None and w.completion_tokens < SHORT_ANSWER]
     if short:
-        names = ", ".join(map(named, short))
+        names = ", ".join(named(w, many) for w in short)
         lines.append(
             f"Answers are shorter than {SHORT_ANSWER} tokens on {names}: too short for a decode speed to mean much."
         )
     warm_but_cold = [w for w in found if w.variant == "cold" and (w.prefix_hit_rate or 0) > 0.25]
     if warm_but_cold:
-        names = ", ".join(map(named, warm_but_cold))
+        names = ", ".join(named(w, many) for w in warm_but_cold)
         lines.append(f"Prompts that should be cold were cached on {names}: TTFT is too good there.")
     if client.overhead is not None and client.overhead > OVERHEAD_LIMIT:
         lines.append(

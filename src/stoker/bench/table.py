@@ -34,7 +34,7 @@ def print_document(found: Document, console: "Console") -> None:
         cells = show.cells(row, show.two_servers(found))
         table.add_row(*(cells[place] for place in kept), style="red" if row.failed and not row.completed else None)
     console.print(table)
-    for line in (*show.turns(found), *show.throughput(found.workloads), *show.prefix(found.workloads)):
+    for line in (*show.turns(found), *show.throughput(found), *show.prefix(found)):
         console.print(line, markup=False, soft_wrap=True)
     if found.differences:
         print_differences(found.differences, console)

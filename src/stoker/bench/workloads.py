@@ -148,7 +148,7 @@ class Prompts:
     """Fitted prompts of one server. Where the filler must end is searched once per workload and salted per request."""
 
     def __init__(self, target: "Target", salt: str) -> None:
-        self._target, self.dice = target, Random(f"{salt}/{target.name}")
+        self._target, self.dice = target, Random(salt)
         self._stable = _salt(Random(salt))
         self._fitted: dict[tuple[str, int], Prompt] = {}
 

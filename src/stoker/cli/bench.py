@@ -193,7 +193,7 @@ async def _measure(
         path = _partial(json_file) if json_file and str(json_file) != "-" else None
         journal = Journal(path, identity, fresh)
         if journal.rounds:
-            console.print(f"Going on: {len(journal.rounds)} rounds are in {path} already.", markup=False)
+            console.print(f"Going on: rounds already in {path}: {len(journal.rounds)}.", markup=False)
         power = find_power()
         started = datetime.now(UTC)
         with Bars(console, chosen.cells, len(targets)) as watcher:
