@@ -53,6 +53,11 @@ def test_an_unknown_name_suggests_the_nearest(find, name: str, near: str) -> Non
     assert near in str(error.value).split("Known:")[0]
 
 
+def test_a_model_that_is_only_evidence_leads_to_it() -> None:
+    with pytest.raises(RequestError, match=r"stoker evidence gemma-4-26B-A4B-it lists \d+ rows"):
+        find_model("gemma-4-26B-A4B-it")
+
+
 def test_engines_and_drafts_are_named_in_errors() -> None:
     assert find_engine("llama.cpp").key == find_engine("LLAMACPP").key == "llama.cpp"
     with pytest.raises(RequestError, match=r"vLLM, llama\.cpp"):

@@ -1,5 +1,7 @@
 """The table of measurements: complete, well-formed, and every row of the documents in it."""
 
+from collections import Counter
+
 import pytest
 
 from stoker.plan.answer import recipes
@@ -42,6 +44,9 @@ def test_nearest_rows_are_of_the_same_box_and_drafter() -> None:
     rows = nearest("Qwen3.5-122B-A10B", "spark", 1, "int4", "dflash", "agent", 1)
     assert rows[0].id in {"m065", "m045"}
     assert {(row.box, row.drafter) for row in rows} == {("spark", "dflash")}
+    assert max(Counter(row.held_out_with for row in rows[:3]).values()) <= 2, (
+        "nobody's third row before another's first"
+    )
     assert nearest("Qwen3-235B-A22B", "spark", 2, "gptq-int4", "none", "prose", 4)[0].users == 4
 
 
@@ -61,7 +66,8 @@ def test_what_cannot_be_predicted_says_why() -> None:
     assert "several users" in reasons["m018"]
     assert "acceptance" in reasons["m075"]
     assert "weights not stated" in reasons["m046"]
-    assert "shape" in reasons["m390"]
+    assert reasons["m390"] == ""  # only evidence, but its shape is known
+    assert "neither shape nor size" in reasons["m332"]
 
 
 def test_two_boxes_are_one_with_two_devices() -> None:

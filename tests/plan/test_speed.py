@@ -125,7 +125,7 @@ def test_first_tokens_of_document_001() -> None:
 
 def test_the_stored_fit_is_as_good_as_it_says() -> None:
     """On the rows it was fitted to; what it does on unseen sources is measured by benchmarks/plan_accuracy.py."""
-    errors = [Held(case, case.predict(fitted())).error for case in cases()]
+    errors = [Held(case, fitted()).error for case in cases()]
     assert len(errors) > 180
     assert statistics.median(errors) <= 0.12
     assert sorted(errors)[int(0.9 * len(errors))] <= 0.30
@@ -140,7 +140,7 @@ def test_a_source_that_was_never_seen() -> None:
     held = [c for c in cases() if c.row.source == "document 001"]
     fit = fit_to(seen)
     assert len(held) == 16
-    assert statistics.median(Held(case, case.predict(fit)).error for case in held) <= 0.12
+    assert statistics.median(Held(case, fit).error for case in held) <= 0.12
 
 
 def test_a_fit_finds_the_numbers_rows_were_made_with() -> None:
@@ -152,8 +152,8 @@ def test_a_fit_finds_the_numbers_rows_were_made_with() -> None:
             row = replace(case.row, decode_tok_s=case.predict(truth), timing="decode-only", evidence="A")
             made.append(Case(row, case.model, case.weights, case.box, case.draft))
     fit = fit_to(made)
-    worst = max(Held(case, case.predict(fit)).error for case in made)
-    at_priors = max(Held(case, case.predict(Fit({}, truth.spread))).error for case in made)
+    worst = max(Held(case, fit).error for case in made)
+    at_priors = max(Held(case, Fit({}, truth.spread)).error for case in made)
     assert worst < 0.08 < at_priors
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from stoker.plan.evidence import Row
@@ -52,9 +53,20 @@ def evidence(
         return
     ordered = sorted(rows, key=lambda row: (row.box, row.boxes, row.users, -(row.decode_tok_s or 0.0)))
     console.print(evidence_table(ordered, f"{len(rows)} published measurements of {name}"))
+    print_links(ordered, console)
     console.print(
         "Grades: A a table or log of the run, B a figure in a post, C hearsay or crowd-submitted.", style="dim"
     )
+
+
+def print_links(rows: "Sequence[Row]", console: "Console") -> None:
+    """Where the rows of a table come from, each place once."""
+    by_link: dict[str, list[str]] = {}
+    for row in rows:
+        by_link.setdefault(row.link, []).append(row.id)
+    for link, ids in by_link.items():
+        said = ", ".join(ids) if len(ids) < 4 else f"{ids[0]} and {len(ids) - 1} more"
+        console.print(f"{said}: {link}", style="dim", markup=False, soft_wrap=True)
 
 
 def evidence_table(rows: "Sequence[Row]", title: str) -> "Table":
@@ -65,7 +77,7 @@ def evidence_table(rows: "Sequence[Row]", title: str) -> "Table":
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tok/s", justify="right", no_wrap=True)
     table.add_column("box", no_wrap=True)
-    for name in ("recipe", "workload", "measured", "source, date"):
+    for name in ("recipe", "workload", "timed", "by, when"):
         table.add_column(name, overflow="fold")
     for row in rows:
         count = f"{row.boxes}x " if row.boxes > 1 else ""
@@ -75,6 +87,6 @@ def evidence_table(rows: "Sequence[Row]", title: str) -> "Table":
         per_step = f", {row.tokens_per_step:g} per step" if row.drafter != "none" and row.tokens_per_step else ""
         table.add_row(
             speed, f"{count}{row.box}", escape(row.recipe), escape(f"{row.workload}{at}{users}{per_step}"),
-            f"{row.timing} ({row.evidence})", f"{escape(row.source)} {row.date} [dim]{row.id}[/]",
+            f"{row.timing} ({row.evidence})", f"{escape(row.source.split('/')[0])} {row.date} [dim]{row.id}[/]",
         )  # fmt: skip
     return table

@@ -1,41 +1,43 @@
 """The `stoker` command: options common to all commands, and errors shown as sentences."""
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import stoker
-from stoker.cli.bench import bench
-from stoker.cli.build import build
-from stoker.cli.chat import chat
-from stoker.cli.evidence import evidence
-from stoker.cli.generate import generate
-from stoker.cli.inspect import inspect
-from stoker.cli.pick import pick
-from stoker.cli.plan import plan
-from stoker.cli.progress import error_console
-from stoker.cli.report import report
-from stoker.cli.serve import serve
 from stoker.errors import StokerError
+
+# Each is the function of that name in stoker.cli.NAME.
+COMMANDS = ("generate", "chat", "serve", "build", "inspect", "plan", "pick", "evidence", "bench", "report")
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is asked for: `stoker plan` need not wait for what a server is measured with."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # after a typo all of them, so that the nearest is suggested
+        for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
+            if name not in self.commands:
+                alone = typer.Typer(add_completion=False)
+                alone.command(name)(getattr(import_module(f"stoker.cli.{name}"), name))
+                self.add_command(typer.main.get_command(alone), name)
+        return super().get_command(ctx, cmd_name)
+
 
 app = typer.Typer(
     name="stoker",
+    cls=Commands,
     help="Runs a 120B-class mixture-of-experts model on one desk-side box, as fast as its memory bus allows.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(build)
-app.command()(inspect)
-app.command()(plan)
-app.command()(pick)
-app.command()(evidence)
-app.command()(bench)
-app.command()(report)
 
 
 def _version(wanted: bool) -> None:
@@ -64,6 +66,8 @@ def run() -> None:
         if debug:
             raise
         from rich.markup import escape
+
+        from stoker.cli.progress import error_console
 
         error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)

@@ -33,7 +33,7 @@ def pick(
     console = Console(highlight=False)
     console.print(f"{found.name}, for {wanted.title}", style="bold", markup=False)
     table = Table(box=borders.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "model", "recipe", "≈ tok/s", "GiB left", "measured on this box"):
+    for name in ("", "model", "recipe", "≈ tok/s", "GiB left", "measured here"):
         right = name in ("≈ tok/s", "GiB left")
         table.add_column(
             name, justify="right" if right else "left", overflow="fold", no_wrap=not name.startswith("meas")
@@ -47,7 +47,7 @@ def pick(
         ]
         short = "*" if choice.context < wanted.context else ""
         left = f"{choice.budget.free_bytes / (1 << 30):.1f}".replace("-", "−")
-        shown = ", ".join(rows[:2]) if choice.fits and rows else "–"
+        shown = ", ".join(rows[: 2 if console.width >= 100 else 1]) if choice.fits and rows else "–"
         table.add_row(mark, choice.model.name + short, choice.recipe, speed, left, shown)
     console.print(table)
     legend = (

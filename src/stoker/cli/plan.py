@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from stoker.plan.answer import Answer
 
+GIB = 1 << 30
 MARKS = {"good": "[green]✓[/]", "degraded": "[yellow]![/]", "not suitable": "[red]✗[/]"}
 
 
@@ -104,31 +105,29 @@ def share(utilization: float | None) -> float | None:
 
 
 def _print(found: "Answer", console: "Console", everything: bool) -> None:
-    ask, gib = found.ask, 1 << 30
+    """What was asked comes first: does it fit, how fast, says who."""
+    ask, free = found.ask, found.budget.free_bytes
     console.print(f"{found.model.name} on {found.box.name}", style="bold", markup=False)
-    console.print(
-        f"{found.weights.title}; drafts: {ask.draft}; {ask.engine}; {ask.users} x {ask.context:,} tokens, KV {ask.kv}",
-        markup=False,
-    )
-    console.print(_memory_table(found))
-    free = found.budget.free_bytes
+    asked = f"drafts: {ask.draft}; {ask.engine}; {ask.users} x {ask.context:,} tokens, KV {ask.kv}"
+    console.print(f"{found.weights.title}; {asked}\n", markup=False)
     if found.fits:
-        console.print(f"Fits, {free / gib:.1f} GiB left.", style="bold green")
-        more = (
-            f"At most {found.budget.max_context:,} tokens for {ask.users} at a time, or {found.budget.max_users:,} of"
+        console.print(
+            f"[bold green]Fits, {free / GIB:.1f} GiB left.[/] At most {found.budget.max_context:,} tokens for "
+            f"{ask.users} at a time, or {found.budget.max_users:,} of {ask.context:,} tokens."
         )
-        console.print(f"{more} {ask.context:,} tokens.")
     else:
-        console.print(f"Does not fit: {-free:,} bytes ({-free / gib:.1f} GiB) are missing.", style="bold red")
+        console.print(f"Does not fit: {-free:,} bytes ({-free / GIB:.1f} GiB) are missing.", style="bold red")
+    _print_speed(found, console)
+    _print_evidence(found, console)
+    console.print(_memory_table(found))
     if pool := found.budget.pool:
         console.print(
             f"vLLM would count {pool.tokens:,} tokens and {pool.concurrency:.2f} such requests in {pool.blocks:,} "
-            f"blocks (pages shared by {pool.groups} groups of layers; by bytes alone {pool.concurrency_by_bytes:.2f})."
+            f"blocks (pages shared by {pool.groups} groups of layers; by bytes alone {pool.concurrency_by_bytes:.2f}). "
+            "Its flags:"
         )
         console.print("  " + " ".join(found.budget.flags), style="dim", markup=False, soft_wrap=True)
-    console.print()
-    _print_speed(found, console)
-    _print_evidence(found, console)
+        console.print()
     _print_compat(found, console, everything)
     for line in found.advice:
         console.print(f"[cyan]→[/] {_escape(line.text)} [dim]({_escape(line.because)})[/]")
@@ -152,10 +151,10 @@ def _memory_table(found: "Answer") -> "Table":
     for item in found.budget.items:
         of = item.bytes / found.budget.capacity
         shown = item.how if not item.name.startswith("graphs") else ""
-        table.add_row(item.name, f"{item.bytes / (1 << 30):.2f}", f"{of:.1%}", f"[dim]{_escape(shown)}[/]")
+        table.add_row(item.name, f"{item.bytes / GIB:.2f}", f"{of:.1%}", f"[dim]{_escape(shown)}[/]")
     table.add_section()
     total, capacity = found.budget.total, found.budget.capacity
-    table.add_row("total", f"{total / (1 << 30):.2f}", f"{total / capacity:.1%}", "", style="bold")
+    table.add_row("total", f"{total / GIB:.2f}", f"{total / capacity:.1%}", "", style="bold")
     return table
 
 
@@ -186,19 +185,20 @@ def _print_speed(found: "Answer", console: "Console") -> None:
     for name in ("drafts", "general tok/s", "agent tok/s", "limit (agent)"):
         table.add_column(name, justify="left" if name == "drafts" else "right")
     for line in found.compared:
-        style = "bold" if line.draft == ask.draft else ""
+        planned = line.draft == ask.draft
         table.add_row(
-            str(line.draft), f"≈ {line.general.tokens_per_s:.1f}", f"≈ {line.agent.tokens_per_s:.1f}",
-            f"{line.agent.limit:.0f}", style=style,
+            f"{line.draft}{' (planned)' if planned else ''}", f"≈ {line.general.tokens_per_s:.1f}",
+            f"≈ {line.agent.tokens_per_s:.1f}", f"{line.agent.limit:.0f}", style="bold" if planned else "",
         )  # fmt: skip
     console.print(table)
 
 
 def _print_evidence(found: "Answer", console: "Console") -> None:
-    from stoker.cli.evidence import evidence_table
+    from stoker.cli.evidence import evidence_table, print_links
 
     if found.evidence:
         console.print(evidence_table(found.evidence, "nearest published measurements"))
+        print_links(found.evidence, console)
     else:
         console.print("Nobody published a measurement of this model that we know of.\n")
 

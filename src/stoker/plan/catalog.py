@@ -71,24 +71,40 @@ def boxes() -> tuple[Box, ...]:
 
 @cache
 def models() -> tuple[Model, ...]:
+    return tuple(_model(name) for name in _names())
+
+
+@cache
+def _names() -> dict[str, tuple[str, ...]]:
+    """Every model's names: its own, and what else it is called."""
+    return {entry["name"]: (entry["name"], *entry["aliases"]) for entry in read("models.toml")["model"]}
+
+
+@cache
+def _model(name: str) -> Model:
     raw = read("models.toml")
-    found = []
-    for entry in raw["model"]:
-        config = {**(raw[entry["like"]] if "like" in entry else {}), **entry["config"]}
-        drafter = Drafter(**entry["dflash"]) if "dflash" in entry else None
-        found.append(
-            from_config(
-                config,
-                f"models.toml: {entry['name']}",
-                entry["name"],
-                vision_parameters=entry.get("vision_parameters", 0),
-                drafter=drafter,
-                default_weights=entry["default_weights"],
-                aliases=tuple(entry["aliases"]),
-                source=entry["source"],
-            )
-        )
-    return tuple(found)
+    entry = next(entry for entry in raw["model"] if entry["name"] == name)
+    return from_config(
+        {**(raw[entry["like"]] if "like" in entry else {}), **entry["config"]},
+        f"models.toml: {name}",
+        name,
+        vision_parameters=entry.get("vision_parameters", 0),
+        drafter=Drafter(**entry["dflash"]) if "dflash" in entry else None,
+        default_weights=entry["default_weights"],
+        source=entry["source"],
+    )
+
+
+@cache
+def by_row_name() -> dict[str, Model]:
+    """The model of a measured row by its name in lower case: those `plan` offers, and those that are only evidence."""
+    from stoker.plan.families import stranger
+
+    found = {alias.lower(): _model(name) for name, aliases in _names().items() for alias in aliases}
+    for entry in read("others.toml")["other"]:
+        model = stranger(entry["config"], entry["name"], entry["source"])
+        found |= {name.lower(): model for name in entry["rows"]}
+    return found
 
 
 @cache
@@ -107,18 +123,22 @@ def find_model(name: str) -> Model:
     from stoker.plan.shapes import from_file
 
     wanted = _plain(name.rsplit("/", 1)[-1])
-    for model in models():
-        if wanted in {_plain(known) for known in (model.name, *model.aliases)}:
-            return model
+    for known, aliases in _names().items():
+        if wanted in {_plain(alias) for alias in aliases}:
+            return _model(known)
     path = checkpoint_at(name)
     if name == NAME or path.is_dir() or path.suffix == ".json":
         file = path if path.suffix == ".json" else path / "config.json"
         model = from_file(file)
         return replace(model, default_weights="checkpoint" if path.is_dir() else "bf16", source=str(file))
-    known = {known: model.name for model in models() for known in (model.name, *model.aliases)}
+    from stoker.plan.evidence import of_model
+
+    near = _nearest(name, {alias: known for known, aliases in _names().items() for alias in aliases})
+    rows = len(of_model(name))
+    measured = f" Others measured it, though: stoker evidence {name} lists {rows} rows." if rows else ""
     raise RequestError(
-        f"{name!r} is no model the planner knows and no directory or config.json either. "
-        f"{_nearest(name, known)} Known: {', '.join(model.name for model in models())}."
+        f"{name!r} is no model the planner knows and no directory or config.json either.{measured} "
+        f"{near} Known: {', '.join(_names())}."
     )
 
 

@@ -5,7 +5,6 @@ data/measurements.csv is the table; docs/plan.md documents its columns. A publis
 
 import csv
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -78,12 +77,11 @@ class Row:
 
     @property
     def recipe(self) -> str:
-        """Format, drafter and engine in a few words."""
+        """Format, drafter and engine in a few words; of its version what comes before a build's hash or remarks."""
         draft = "" if self.drafter == "none" else f" + {self.drafter}"
         depth = f"-{self.depth}" if draft and self.depth else ""
-        return (
-            f"{self.weights_stated or 'weights not stated'}{draft}{depth}, {self.engine} {self.engine_version}".strip()
-        )
+        version = re.split(r"[+(]", self.engine_version)[0].strip()
+        return f"{self.weights_stated or 'weights not stated'}{draft}{depth}, {self.engine} {version}".strip()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -125,15 +123,24 @@ def of_model(name: str) -> tuple[Row, ...]:
 def nearest(
     model: str, box: str, boxes: int, weights: str, drafter: str, kind: str, users: int, limit: int = 5
 ) -> tuple[Row, ...]:
-    """Measured rows of this model, those most like the plan first: same box, then drafter, text, weights, users."""
+    """Measured rows of this model, those most like the plan first: same box, then drafter, text, weights, users; but of
+    one box and drafter first two rows of everybody: a second opinion says more than a third row of one table."""
+    here = (box, boxes)
 
     def distance(row: Row) -> tuple[float, ...]:
-        off = 4.0 * ((row.box, row.boxes) != (box, boxes)) + 2.0 * (row.drafter != drafter)
-        off += 1.0 * (row.weights != weights) + 1.2 * (row.kind != kind) + 1.0 * (row.users != users)
+        off = 4.0 * ((row.box, row.boxes) != here) + 2.0 * (row.drafter != drafter)
+        off += 0.8 * (row.weights != weights) + 0.8 * (row.weights.split("+")[0] != weights.split("+")[0])
+        off += 1.2 * (row.kind != kind) + 2.5 * (row.users != users)
         return (off + {"A": 0.0, "B": 0.2, "C": 0.6}[row.evidence], -_day(row.date))
 
-    rows: Sequence[Row] = [row for row in of_model(model) if row.decode_tok_s is not None]
-    return tuple(sorted(rows, key=distance)[:limit])
+    ranked = sorted((row for row in of_model(model) if row.decode_tok_s is not None), key=distance)
+    seen: dict[str, int] = {}
+    order = []
+    for row in ranked:
+        before = seen.get(row.held_out_with, 0)
+        seen[row.held_out_with] = before + 1
+        order.append(((row.box, row.boxes) != here, row.drafter != drafter, before >= 2))
+    return tuple(row for _, row in sorted(zip(order, ranked, strict=True), key=lambda pair: pair[0])[:limit])
 
 
 def _day(date: str) -> float:

@@ -4,18 +4,19 @@ Least squares on log speeds with a prior on every number (speed.prior). Long tab
 hundred rows do not outvote ten posts; unverified rows count less; large misses count linearly. numpy only.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import exp, log
 
 import numpy as np
 
-from stoker.plan.catalog import Box, Scheme, boxes, models, schemes
+from stoker.plan.catalog import Box, Scheme, boxes, by_row_name, schemes
 from stoker.plan.evidence import Row, measurements
+from stoker.plan.families import by_size
 from stoker.plan.reads import Draft
 from stoker.plan.shapes import Model
-from stoker.plan.speed import AS, Fit, predict, prior, prompt_flops
+from stoker.plan.speed import AS, Fit, Speed, predict, prior, prompt_flops
 from stoker.plan.weigh import Weighed, weigh
 
 SHORT_PROMPT = 30  # tokens, where a row does not say
@@ -23,7 +24,6 @@ SHORT_CONTEXT = 512
 ROW_NOISE = 0.07  # of a log speed; runs of one recipe on one box differ by 6-7 %
 FULL_WEIGHT = 10  # rows of one source that count in full; a longer table counts less per row
 STEPS, SMALL = 40, 1e-3
-UNKNOWN_SHAPE = "shape of the model not known"
 PARTS = ("routed", "shared", "dense", "deltanet", "attention", "head", "embedding")
 
 
@@ -37,13 +37,17 @@ class Case:
     box: Box
     draft: Draft
 
-    def predict(self, fit: Fit) -> float:
+    def decode(self, fit: Fit) -> Speed:
         row = self.row
-        decode = predict(
+        return predict(
             self.model, self.weights, self.box, self.draft, accepted=row.tokens_per_step or 1.0, kind=row.kind,
             context=row.context_tokens or SHORT_CONTEXT, users=row.users, kv_item=1.0 if row.kv == "fp8" else 2.0,
             engine=row.engine, backend=row.backend, fit=fit,
-        ).per_user  # fmt: skip
+        )  # fmt: skip
+
+    def predict(self, fit: Fit) -> float:
+        """Tokens per second as the row measures them."""
+        row, decode = self.row, self.decode(fit).per_user
         if row.timing != "end-to-end" or not row.output_tokens:
             return decode
         first = predict(  # the prompt, as one step of that many tokens
@@ -75,24 +79,21 @@ def why_not(row: Row) -> str:
         return "acceptance or depth not stated"
     if not row.weights or box_of(row) is None:
         return "weights not stated, or not of a kind the planner counts"
-    if row.model.lower() not in _by_name():
-        return UNKNOWN_SHAPE
+    if row.model.lower() not in by_row_name() and not (row.active_b and row.drafter == "none"):
+        return "neither shape nor size of the model known"
     return ""
 
 
-def cases(rows: Iterable[Row] | None = None) -> list[Case]:
+def cases(shape_known: bool = True) -> list[Case]:
+    """The rows that can be predicted: of models whose shape is known, or of those known by their size alone."""
     found = []
-    for row in measurements() if rows is None else rows:
-        box = box_of(row)
-        if not why_not(row) and box is not None:
-            model = _by_name()[row.model.lower()]
-            found.append(Case(row, model, weighed(model, row.weights), box, Draft(row.drafter, row.depth or 0)))
+    for row in measurements():
+        box, model = box_of(row), by_row_name().get(row.model.lower())
+        if why_not(row) or box is None or bool(model) != shape_known:
+            continue
+        model = model or by_size(row.model, 1e9 * (row.active_b or 0.0))
+        found.append(Case(row, model, weighed(model, row.weights), box, Draft(row.drafter, row.depth or 0)))
     return found
-
-
-@cache
-def _by_name() -> dict[str, Model]:
-    return {model.name.lower(): model for model in models()}
 
 
 def box_of(row: Row) -> Box | None:
@@ -172,10 +173,18 @@ def _grade(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Held:
-    """A row predicted by a fit that saw nothing of its source."""
+    """A row and a fit; for what they are compared, one that saw nothing of the row's source."""
 
     case: Case
-    predicted: float
+    fit: Fit
+
+    @cached_property
+    def predicted(self) -> float:
+        return self.case.predict(self.fit)
+
+    @property
+    def limit(self) -> float:
+        return self.case.decode(self.fit).limit
 
     @property
     def log_error(self) -> float:
@@ -200,8 +209,8 @@ def fits_without_a_source(
 
 
 def leave_one_source_out(cases: Sequence[Case], fits: Mapping[str, Fit]) -> tuple[Held, ...]:
-    """Every row as predicted without its source; `fits` as `fits_without_a_source` makes them."""
-    return tuple(Held(case, case.predict(fits.get(case.row.held_out_with, fits[""]))) for case in cases)
+    """Every row with the fit that knows nothing of its source; `fits` as `fits_without_a_source` makes them."""
+    return tuple(Held(case, fits.get(case.row.held_out_with, fits[""])) for case in cases)
 
 
 def spread_of(held: Sequence[Held]) -> dict[str, tuple[float, float]]:
@@ -222,7 +231,7 @@ def fit_prefill() -> dict[str, float]:
     each the median of its rows, each of those corrected for the attention it does."""
     shares: dict[str, dict[tuple[str, str], list[float]]] = {}
     for row in measurements():
-        box, model = box_of(row), _by_name().get(row.model.lower())
+        box, model = box_of(row), by_row_name().get(row.model.lower())
         if not row.prefill_tok_s or not box or not model or row.users != 1 or (row.context_tokens or 0) < 1024:
             continue
         seen = float(row.context_tokens or 0) * (1.0 if "depth" in row.workload else 0.5)

@@ -37,16 +37,18 @@ STYLE = """
 * { box-sizing: border-box } body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif } main { max-width: 860px; margin: 0 auto; padding: 28px 20px 60px }
 h1 { font-size: 24px; margin: 0 0 2px } h2 { font-size: 16px; margin: 34px 0 8px } p { margin: 6px 0 }
-.soft { color: var(--soft) } .bad { color: var(--bad) } td:first-child { white-space: nowrap }
+.soft { color: var(--soft) } .bad { color: var(--bad) } td:first-child, .nowrap { white-space: nowrap }
 .big { font-size: 30px; font-weight: 650; letter-spacing: -.5px }
 .row { display: flex; gap: 28px; flex-wrap: wrap; margin-top: 14px } .row div { min-width: 150px }
 svg { display: block; width: 100%; height: auto } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 svg .soft { fill: var(--soft) } .grid { stroke: var(--line) } table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top }
-th { color: var(--soft); font-weight: 500 } td.n, th.n { text-align: right; white-space: nowrap }
+.wide { overflow-x: auto } .wide > table, .wide > svg { min-width: 560px }
+th { color: var(--soft); font-weight: 500 } td.n, th.n { text-align: right } td.n { white-space: nowrap }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px }
 ul { padding-left: 18px } li { margin: 6px 0 } pre { overflow-x: auto; background: var(--card); padding: 14px;
   border: 1px solid var(--line); border-radius: 6px; font-size: 12px } a { color: var(--c1) }
+.flags { white-space: pre-wrap; overflow-wrap: anywhere }
 .c1 { fill: var(--c1); background: var(--c1) } .c2 { fill: var(--c2); background: var(--c2) }
 .c3 { fill: var(--c3); background: var(--c3) } .c4 { fill: var(--c4); background: var(--c4) }
 .c5 { fill: var(--c5); background: var(--c5) } .c6 { fill: var(--c6); background: var(--c6) }
@@ -63,13 +65,15 @@ def page(answer: Answer) -> str:
 <p class="soft">{escape(answer.weights.title)}; drafts: {answer.ask.draft}; {escape(answer.ask.engine)};
 {answer.ask.users} × {answer.ask.context:,} tokens, KV {answer.ask.kv}</p>
 {_headline(answer)}
-<h2>Memory</h2>{memory_bar(answer)}{_memory_table(answer)}
-<h2>Speed against acceptance</h2>{speed_chart(answer)}
+<h2>Speed by drafter</h2>{_drafts(answer)}
+<h2>Speed against acceptance</h2><div class="wide">{speed_chart(answer)}</div>
 <p class="soft">Predicted, for a mix of texts. The band is where four of five published rows of sources the fit never
 saw would lie; the dashed line is the physical limit: the same bytes at the bandwidth on paper. Marks: predicted for one
 kind of text, at the acceptance published for it.</p>
 <h2>Published measurements, nearest first</h2>{_evidence(answer)}
+<h2>Memory</h2>{memory_bar(answer)}{_memory_table(answer)}{_flags(answer)}
 <h2>Advice</h2>{_advice(answer)}
+{_verdicts(answer)}
 <h2>The arithmetic</h2><pre>{escape(chr(10).join(explain(answer)))}</pre>
 </main></body></html>
 """
@@ -81,9 +85,10 @@ def _headline(answer: Answer) -> str:
         f"<span class='big bad'>{-free:.1f} GiB</span> missing: does not fit"
     )  # fmt: skip
     first = list(answer.first_token.items())[-1]
+    each = f", {s.per_user:.0f} each" if s.users > 1 else ""
     return f"""<div class="row"><div>{fits}<br><span class="soft">of {answer.box.visible_gib:g} GiB</span></div>
-<div><span class="big">≈ {s.tokens_per_s:.0f}</span> tok/s predicted<br><span class="soft">{s.low:.0f} to {s.high:.0f},
-limit {s.limit:.0f}, {escape(answer.question.workload)} text</span></div>
+<div><span class="big">≈ {s.tokens_per_s:.0f}</span> tok/s predicted<br><span class="soft">{s.low:.0f} to
+{s.high:.0f}{each}; limit {s.limit:.0f}; {escape(answer.question.workload)} text</span></div>
 <div><span class="big">≈ {first[1]:.0f} s</span> to the first token<br><span class="soft">of a cold prompt of
 {first[0]:,} tokens</span></div></div>"""
 
@@ -106,14 +111,14 @@ def memory_bar(answer: Answer) -> str:
         said = f"{label}: {size / GIB:.2f} GiB"
         bars.append(f'<rect class="{colour}" x="{x:.1f}" y="4" width="{max(width, 0.5):.1f}" height="30"><title>{said}'
                     "</title></rect>")  # fmt: skip
-        keys.append(f'<span style="margin-right:16px"><span class="key {colour}"></span>{said}</span>')
+        keys.append(f'<span class="nowrap" style="margin-right:16px"><span class="key {colour}"></span>{said}</span>')
         x += width
     end = capacity * scale
     mark = f'<line x1="{end:.1f}" x2="{end:.1f}" y1="0" y2="38" stroke="var(--ink)" stroke-width="2"/>'
     where = f'<text x="{end - 6:.1f}" y="52" text-anchor="end" class="soft">{capacity / GIB:.1f} GiB in the box</text>'
     return (
         f'<svg viewBox="0 0 {WIDTH} 58" role="img" aria-label="memory by item"><rect x="0" y="4" width="{end:.1f}" '
-        f'height="30" fill="none" stroke="var(--line)"/>{"".join(bars)}{mark}{where}</svg><p>{"".join(keys)}</p>'
+        f'height="30" fill="none" stroke="var(--line)"/>{"".join(bars)}{mark}{where}</svg><p>{" ".join(keys)}</p>'
     )
 
 
@@ -215,7 +220,8 @@ def _memory_table(answer: Answer) -> str:
         f'<td class="soft">{escape(item.how)}</td></tr>'
         for item in answer.budget.items
     )
-    return f'<table><tr><th>item</th><th class="n">bytes</th><th class="n">GiB</th><th></th></tr>{rows}</table>'
+    head = '<tr><th>item</th><th class="n">bytes</th><th class="n">GiB</th><th></th></tr>'
+    return f'<div class="wide"><table>{head}{rows}</table></div>'
 
 
 def _evidence(answer: Answer) -> str:
@@ -231,7 +237,34 @@ def _evidence(answer: Answer) -> str:
             f"<td>{row.timing} ({row.evidence})</td><td>{source}, {row.date}</td></tr>"
         )
     head = '<tr><th class="n">tok/s</th><th>recipe</th><th>workload</th><th>box</th><th>timed</th><th>source</th></tr>'
-    return f"<table>{head}{''.join(rows)}</table>"
+    return f'<div class="wide"><table>{head}{"".join(rows)}</table></div>'
+
+
+def _drafts(answer: Answer) -> str:
+    rows = []
+    for line in answer.compared:
+        name = f"<b>{line.draft} (planned)</b>" if line.draft == answer.ask.draft else str(line.draft)
+        rows.append(
+            f'<tr><td>{name}</td><td class="n">≈ {line.general.tokens_per_s:.1f}</td>'
+            f'<td class="n">≈ {line.agent.tokens_per_s:.1f}</td><td class="n">{line.agent.limit:.0f}</td></tr>'
+        )
+    head = "".join(f'<th class="n">{name}</th>' for name in ("general tok/s", "agent tok/s", "limit (agent)"))
+    return f"<table><tr><th>drafts</th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _flags(answer: Answer) -> str:
+    flags = " ".join(answer.budget.flags)
+    return f"<p>The same in vLLM's flags:</p><pre class='flags'>{escape(flags)}</pre>" if flags else ""
+
+
+def _verdicts(answer: Answer) -> str:
+    marks = {"good": "✓", "degraded": "!", "not suitable": "✗"}
+    rows = "".join(
+        f"<li>{marks[v.grade]} {escape(v.use)}: <b>{v.grade}</b> <span class='soft'>({escape(v.because)}, predicted)"
+        "</span></li>"
+        for v in answer.verdicts
+    )
+    return f"<h2>Good for</h2><ul>{rows}</ul>" if rows else ""
 
 
 def _advice(answer: Answer) -> str:

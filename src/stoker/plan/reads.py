@@ -66,8 +66,8 @@ def step_reads(
     items: dict[str, float] = dict(weights.fixed_reads())
     if model.experts:
         items[ROUTED] = weights.groups[ROUTED] * distinct / model.experts
-    if model.delta:
-        items["DeltaNet state"] = 2.0 * users * (model.recurrent_bytes + model.conv_bytes())  # read and written
+    if state := model.recurrent_bytes + model.conv_bytes():
+        items["recurrent state"] = 2.0 * users * state  # read and written
     items["KV cache"] = float(users * model.kv_bytes(context, kv_item))
     drafted, passes = _draft_items(model, weights, draft, context, users, kv_item)
     return StepReads({k: float(v) for k, v in items.items() if v}, drafted, passes, distinct)

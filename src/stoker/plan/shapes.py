@@ -17,11 +17,12 @@ from stoker.weights.groups import ATTENTION, DELTANET, DENSE, EMBEDDING, HEAD, M
 
 SLIDING = "sliding_attention"
 GPT_OSS = "gpt_oss"
+FEEDING = "recurrent layers before attention"  # a part of their own: some files keep them in 16 bit
 Shape = tuple[int, ...]
 
 # names used in weights.toml -> groups of `stoker inspect`
 GROUP_KEYS = {"routed": ROUTED, "shared": SHARED, "dense": DENSE, "deltanet": DELTANET, "attention": ATTENTION,
-              "head": HEAD, "embedding": EMBEDDING, "router": ROUTER}  # fmt: skip
+              "head": HEAD, "embedding": EMBEDDING, "router": ROUTER, "feeding": FEEDING}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ class Model:
     vision_parameters: int = 0
     drafter: Drafter | None = None
     default_weights: str = "bf16"
-    aliases: tuple[str, ...] = ()
     source: str = ""
     config: ModelConfig | None = field(default=None, repr=False)
+    full_kv: int = 0  # values a token adds to a full layer's cache; 0: keys and values of num_kv_heads
+    mamba_bytes: int = 0  # fp32 state of one sequence, of Mamba instead of DeltaNet layers
 
     @property
     def layers(self) -> int:
@@ -118,7 +120,8 @@ class Model:
 
     def kv_bytes_per_token(self, item: float, kind: str = FULL) -> float:
         """Of all layers of that kind; `item` is 2 for BF16 and 1 for FP8."""
-        return self.layers_of(kind) * 2 * self.num_kv_heads * self.head_dim * item
+        each = self.full_kv if kind == FULL and self.full_kv else 2 * self.num_kv_heads * self.head_dim
+        return self.layers_of(kind) * each * item
 
     def kv_bytes(self, context: int, item: float) -> int:
         """One sequence of `context` tokens; sliding layers keep their window."""
@@ -130,9 +133,9 @@ class Model:
 
     @property
     def recurrent_bytes(self) -> int:
-        """fp32 state of one sequence, all DeltaNet layers."""
+        """fp32 state of one sequence, all recurrent layers."""
         if not self.delta:
-            return 0
+            return self.mamba_bytes
         d = self.delta
         return self.layers_of(LINEAR) * d.value_heads * d.key_dim * d.value_dim * 4
 

@@ -72,7 +72,7 @@ def weigh(model: Model, scheme: Scheme) -> Weighed:
 
 def format_of(weight: Weight, scheme: Scheme) -> str:
     key = next((key for key, group in GROUP_KEYS.items() if group == weight.part), "")
-    wanted = scheme.parts.get(key, BF16)
+    wanted = scheme.parts.get(key, scheme.parts.get("deltanet", BF16) if key == "feeding" else BF16)
     if weight.group == MTP and (scheme.mtp != "trunk" or weight.name == "mtp.fc.weight"):
         wanted = BF16
     if scheme.not_gates and weight.name.endswith(("in_proj_a.weight", "in_proj_b.weight")):
