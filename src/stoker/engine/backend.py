@@ -46,6 +46,7 @@ class StepRunner(Protocol):
 
 
 class Backend(Protocol):
-    cache: States
+    @property
+    def cache(self) -> States: ...
 
     def runner(self, scheduler: "Scheduler") -> StepRunner: ...

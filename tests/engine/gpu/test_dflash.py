@@ -45,7 +45,7 @@ def network() -> DFlash:
 @torch.inference_mode()
 def check_block() -> None:
     """Three tokens join the context of two sequences, then blocks of four and of two are drafted."""
-    from stoker.engine.gpu.dflash import DFlashObserve, DFlashPropose, Drafter, pack_dflash
+    from stoker.engine.gpu.dflash import DFlashNetwork, DFlashObserve, DFlashPropose, pack_dflash
     from stoker.engine.gpu.state import Bucket, GpuCache
     from stoker.engine.gpu.step import Step
     from stoker.engine.gpu.weights import pack_decoder
@@ -61,7 +61,7 @@ def check_block() -> None:
     trunk = pack_decoder(decoder, 320)
     cache = GpuCache.allocate(decoder.config, pages=PAGES, slots=2, window=FRESH, device="cpu")
     step = Step(decoder.config, trunk, cache, Bucket(2, FRESH, 2), taps=(0, 1))
-    found = Drafter(config(), pack_dflash(drafter, 320), trunk, PAGES)
+    found = DFlashNetwork(config(), pack_dflash(drafter, 320), trunk, PAGES)
     for index, layer in enumerate(pages):
         found.pages.keys[index].copy_(layer.keys)
         found.pages.values[index].copy_(layer.values)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.gpu.mtp import confidence
-from stoker.engine.gpu.state import Bucket, StepInputs
+from stoker.engine.gpu.state import Bucket, StepInputs, cut_partials
 from stoker.engine.gpu.step import Step
 from stoker.engine.gpu.weights import StepWeights, pack, scale_of
 from stoker.model.cache import PAGE_SIZE
@@ -87,7 +87,7 @@ def pack_dflash(network: DFlash, positions: int) -> DFlashWeights:
     )
 
 
-class Drafter:
+class DFlashNetwork:
     """The network with the trunk's embedding and head, and its keys and values."""
 
     def __init__(
@@ -108,15 +108,21 @@ class Drafter:
 class DFlashObserve:
     """The context of a step's rows, from the features it left. No token needs to be known for it."""
 
-    def __init__(self, drafter: Drafter, step: Step) -> None:
+    def __init__(self, drafter: DFlashNetwork, step: Step, largest: "DFlashObserve | None" = None) -> None:
+        """In the memory of another that has as many rows or more, if given: they run one after the other."""
         self._drafter, self._step = drafter, step
         tokens, hidden, device = step.bucket.tokens, drafter.config.hidden_size, drafter.device
         memories = drafter.weights.memories.out_features
-        self._x = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device=device)
-        self._scaled = torch.zeros_like(self._x)
-        self._squares = torch.zeros(tokens, hidden // UNIT, device=device)
-        self._memories = torch.zeros(tokens, memories, device=device)
-        self._space = _workspace(tokens, max(hidden, memories), device)
+
+        def room(name: str, size: int, dtype: torch.dtype) -> Tensor:
+            found = getattr(largest, name) if largest else torch.zeros(tokens, size, dtype=dtype, device=device)
+            assert isinstance(found, Tensor)
+            return found[:tokens]
+
+        self._x, self._scaled = (room(name, hidden, torch.bfloat16) for name in ("_x", "_scaled"))
+        self._squares = room("_squares", hidden // UNIT, torch.float32)
+        self._memories = room("_memories", memories, torch.float32)
+        self._space: Workspace = largest._space if largest else _workspace(tokens, max(hidden, memories), device)
 
     def run(self) -> None:
         own, step, weights = self._drafter, self._step, self._drafter.weights
@@ -127,6 +133,67 @@ class DFlashObserve:
         remember(self._memories, own.pages, step.inputs.tables, weights.context, step.inputs.sequences, own.pdl)
 
 
+@dataclass(frozen=True)
+class BlockBuffers:
+    """Between the launches of a block."""
+
+    x: Tensor  # [T, H] bf16
+    scaled: Tensor
+    squares: Tensor  # [T, H / 16] fp32
+    projected: Tensor  # [T, heads.width] fp32
+    mixed: Tensor  # [T, heads * D] bf16
+    gate_up: Tensor  # [T, 2 I] fp32
+    middle: Tensor  # [T, I] bf16
+    partials: Partials
+    best: Best
+    workspace: Workspace
+
+    @classmethod
+    def shared(cls, drafter: DFlashNetwork, buckets: Sequence[Bucket]) -> list["BlockBuffers"]:
+        """Of each bucket, in the same memory: their blocks run one after the other."""
+        config, heads, device = drafter.config, drafter.heads, drafter.device
+        tokens, cells = max(bucket.tokens for bucket in buckets), max(bucket.cells for bucket in buckets)
+        hidden, inter, head = config.hidden_size, config.intermediate_size, drafter.trunk.head
+        fp32 = torch.float32
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.zeros(tokens, *shape, dtype=dtype, device=device)
+
+        units = head.rows // UNIT
+        largest = cls(
+            x=zeros(hidden),
+            scaled=zeros(hidden),
+            squares=zeros(hidden // UNIT, dtype=fp32),
+            projected=zeros(heads.width, dtype=fp32),
+            mixed=zeros(heads.count * heads.dim),
+            gate_up=zeros(2 * inter, dtype=fp32),
+            middle=zeros(inter),
+            partials=Partials.allocate(cells, heads, 1, device),
+            best=Best(
+                zeros(units, dtype=fp32),
+                zeros(units, dtype=torch.int32),
+                zeros(config.vocab_size, dtype=fp32),
+            ),
+            workspace=_workspace(tokens, max(head.rows, heads.width, 2 * inter), device),
+        )
+        return [largest._cut(bucket) for bucket in buckets]
+
+    def _cut(self, bucket: Bucket) -> "BlockBuffers":
+        tokens, best = bucket.tokens, self.best
+        return BlockBuffers(
+            x=self.x[:tokens],
+            scaled=self.scaled[:tokens],
+            squares=self.squares[:tokens],
+            projected=self.projected[:tokens],
+            mixed=self.mixed[:tokens],
+            gate_up=self.gate_up[:tokens],
+            middle=self.middle[:tokens],
+            partials=cut_partials(self.partials, bucket),
+            best=Best(best.values[:tokens], best.rows[:tokens], None if best.logits is None else best.logits[:tokens]),
+            workspace=self.workspace,
+        )
+
+
 class DFlashPropose:
     """Blocks for the sequences of a bucket. Row 0 of a block is the newest token, the others are the mask.
 
@@ -134,56 +201,54 @@ class DFlashPropose:
     token at row j of sequence b is guessed to be tokens[b, j], with the probability sure[b, j]; row 0 guesses nothing.
     """
 
-    def __init__(self, drafter: Drafter, bucket: Bucket, inputs: StepInputs | None = None) -> None:
-        config, device, tokens = drafter.config, drafter.device, bucket.tokens
+    def __init__(
+        self,
+        drafter: DFlashNetwork,
+        bucket: Bucket,
+        inputs: StepInputs | None = None,
+        buffers: BlockBuffers | None = None,
+    ) -> None:
         self._drafter, self.bucket = drafter, bucket
-        self.inputs = inputs or StepInputs.allocate(bucket, PAGE_SIZE, device)
-        heads, fp32 = drafter.heads, torch.float32
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.zeros(tokens, *shape, dtype=dtype, device=device)
-
-        hidden, inter, head = config.hidden_size, config.intermediate_size, drafter.trunk.head
-        self._stream = Stream(zeros(hidden), drafter.weights.norm, zeros(hidden))
-        self._squares = zeros(hidden // UNIT, dtype=fp32)
-        self._projected, self._mixed = zeros(heads.width, dtype=fp32), zeros(heads.count * heads.dim)
-        self._gate_up, self._middle = zeros(2 * inter, dtype=fp32), zeros(inter)
-        self._partials = Partials.allocate(tokens, heads, bucket.splits, device)
-        units = head.rows // UNIT
-        self.logits = zeros(config.vocab_size, dtype=fp32)
-        self._best = Best(zeros(units, dtype=fp32), zeros(units, dtype=torch.int32), self.logits)
-        self._space = _workspace(tokens, max(head.rows, heads.width, 2 * inter), device)
-        self.results = torch.zeros(2, tokens, dtype=torch.int32, device=device)  # one read for both
+        self.inputs = inputs or StepInputs.allocate(bucket, PAGE_SIZE, drafter.device)
+        self._buffers = buffers or BlockBuffers.shared(drafter, [bucket])[0]
+        # one read for both
+        self.results = torch.zeros(2, bucket.tokens, dtype=torch.int32, device=drafter.device)
         self.tokens = self.results[0].view(bucket.sequences, bucket.rows)
         self.sure = self.results[1].view(torch.float32).view(bucket.sequences, bucket.rows)
 
+    @property
+    def logits(self) -> Tensor:
+        """[T, vocab] fp32"""
+        assert self._buffers.best.logits is not None
+        return self._buffers.best.logits
+
     def run(self) -> None:
-        own, weights, pdl = self._drafter, self._drafter.weights, self._drafter.pdl
-        x, scaled = self._stream.x, self._stream.scaled
-        layers, norm = weights.layers, Norm(self._squares, own.config.rms_norm_eps)
-        start = Stream(x, layers[0].input_norm, scaled)
-        begin(start, self._squares, self.inputs.token_ids, own.trunk.embedding, pdl)
+        drafter, weights, pdl, own = self._drafter, self._drafter.weights, self._drafter.pdl, self._buffers
+        layers, norm = weights.layers, Norm(own.squares, drafter.config.rms_norm_eps)
+        start = Stream(own.x, layers[0].input_norm, own.scaled)
+        begin(start, own.squares, self.inputs.token_ids, drafter.trunk.embedding, pdl)
         following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
-            linear(scaled, layer.inputs, self._projected, self._space, norm, pdl)
-            pages = Pages(own.pages.keys[index], own.pages.values[index], self.inputs.tables)
+            linear(own.scaled, layer.inputs, own.projected, own.workspace, norm, pdl)
+            pages = Pages(drafter.pages.keys[index], drafter.pages.values[index], self.inputs.tables)
             attention(
-                self._projected, self._mixed, pages, layer.attention, own.heads, self.inputs.sequences,
-                self._partials, self._space, pdl, own.sight(own.config.layer_types[index]),
+                own.projected, own.mixed, pages, layer.attention, drafter.heads, self.inputs.sequences, own.partials,
+                own.workspace, pdl, drafter.sight(drafter.config.layer_types[index]),
             )  # fmt: skip
-            self._add(self._mixed, layer.out, layer.post_norm)
-            linear(scaled, layer.gate_up, self._gate_up, self._space, norm, pdl)
-            swiglu(self._gate_up, self._middle, pdl)
-            self._add(self._middle, layer.down, next_norm)
-        linear(scaled, own.trunk.head, self._best, self._space, norm, pdl)
-        best_tokens(self._best, own.config.vocab_size, self.results[0], pdl)
-        self.results[1].view(torch.float32).copy_(confidence(self._best.values, self.logits))
+            self._add(own.mixed, layer.out, layer.post_norm)
+            linear(own.scaled, layer.gate_up, own.gate_up, own.workspace, norm, pdl)
+            swiglu(own.gate_up, own.middle, pdl)
+            self._add(own.middle, layer.down, next_norm)
+        linear(own.scaled, drafter.trunk.head, own.best, own.workspace, norm, pdl)
+        best_tokens(own.best, drafter.config.vocab_size, self.results[0], pdl)
+        self.sure.view(-1).copy_(confidence(own.best.values, self.logits))
 
     def _add(self, x: Tensor, weight: PackedWeight, next_norm: Tensor) -> None:
         """A product to the stream, which is then prepared for the next norm."""
-        stream, pdl = Stream(self._stream.x, next_norm, self._stream.scaled), self._drafter.pdl
-        linear(x, weight, stream, self._space, None, pdl)
-        begin(stream, self._squares, None, None, pdl)
+        own, pdl = self._buffers, self._drafter.pdl
+        stream = Stream(own.x, next_norm, own.scaled)
+        linear(x, weight, stream, own.workspace, None, pdl)
+        begin(stream, own.squares, None, None, pdl)
 
 
 class DFlashDraft:
@@ -192,7 +257,7 @@ class DFlashDraft:
     def __init__(self, step: Step, config: DFlashConfig, weights: DFlashWeights, pages: int, depth: int) -> None:
         if not 1 <= depth < config.block_size:
             raise ValueError(f"a block of {config.block_size} drafts 1 to {config.block_size - 1} tokens, not {depth}")
-        drafter = Drafter(config, weights, step.weights, pages, step.pdl)
+        drafter = DFlashNetwork(config, weights, step.weights, pages, step.pdl)
         bucket = Bucket(step.bucket.sequences, depth + 1, step.bucket.splits)
         self._step, self._observe, self._propose = step, DFlashObserve(drafter, step), DFlashPropose(drafter, bucket)
         self._propose.inputs.token_ids.fill_(config.mask_token_id)

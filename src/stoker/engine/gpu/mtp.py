@@ -29,6 +29,7 @@ class Mtp:
         self.pages = GpuCache.allocate(config, pages=pages, slots=1, window=1, device=device, kinds=[FULL]).layers[0]
         # the last row is nobody's: what pads a batch goes there
         self.last = torch.zeros(slots + 1, config.hidden_size, dtype=torch.bfloat16, device=device)
+        self._joined = self.last.new_zeros(1, 2 * config.hidden_size)
 
     def forward(
         self, ids: Tensor, x: Tensor, norms: MtpNorms, joined: Tensor, inputs: StepInputs, buffers: StepBuffers
@@ -41,7 +42,10 @@ class Mtp:
         run_layer(self.config, mtp.layer, self.pages, inputs, buffers, buffers.routing[0], mtp.norm, pdl)
 
     def joined(self, tokens: int) -> Tensor:
-        return torch.zeros(tokens, 2 * self.config.hidden_size, dtype=torch.bfloat16, device=self.last.device)
+        """Room for a pass over so many rows; passes run one after the other."""
+        if tokens > len(self._joined):
+            self._joined = self.last.new_zeros(tokens, 2 * self.config.hidden_size)
+        return self._joined[:tokens]
 
 
 class MtpObserve:

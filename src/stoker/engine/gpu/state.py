@@ -180,14 +180,8 @@ class StepBuffers:
         return [largest._cut(bucket) for bucket in buckets]
 
     def _cut(self, bucket: Bucket) -> "StepBuffers":
-        tokens, splits = bucket.tokens, bucket.splits
-        heads, _, dim = self.partials.sums.shape[1:]
+        tokens = bucket.tokens
         pairs = tokens * self.routing[0].top_k if self.routing else 0
-        sums = self.partials.sums.view(-1)[: bucket.cells * heads * dim].view(tokens, heads, splits, dim)
-        highest, totals = (
-            part.view(-1)[: bucket.cells * heads].view(tokens, heads, splits)
-            for part in (self.partials.highest, self.partials.totals)
-        )
         best = self.best
         return StepBuffers(
             x=self.x[:tokens],
@@ -196,7 +190,7 @@ class StepBuffers:
             projected={kind: part[:tokens] for kind, part in self.projected.items()},
             gates=self.gates[:tokens],
             mixed={kind: part[:tokens] for kind, part in self.mixed.items()},
-            partials=Partials(sums, highest, totals),
+            partials=cut_partials(self.partials, bucket),
             experts=ExpertBuffers(self.experts.hidden[: pairs + tokens], self.experts.outputs[: pairs + tokens]),
             routing=tuple(
                 Routing(
@@ -214,6 +208,18 @@ class StepBuffers:
             tokens=self.tokens[:tokens],
             workspace=self.workspace,
         )
+
+
+def cut_partials(partials: Partials, bucket: Bucket) -> Partials:
+    """The first cells of a larger memory."""
+    tokens, splits = bucket.tokens, bucket.splits
+    heads, _, dim = partials.sums.shape[1:]
+    sums = partials.sums.view(-1)[: bucket.cells * heads * dim].view(tokens, heads, splits, dim)
+    highest, totals = (
+        part.view(-1)[: bucket.cells * heads].view(tokens, heads, splits)
+        for part in (partials.highest, partials.totals)
+    )
+    return Partials(sums, highest, totals)
 
 
 def heads_of(config: ModelConfig) -> Heads:

@@ -35,15 +35,18 @@ class Step:
         taps: Sequence[int] = (),
         inputs: StepInputs | None = None,
         buffers: StepBuffers | None = None,
+        features: Tensor | None = None,
     ) -> None:
-        """`inputs` and `buffers` of this bucket, if they are shared with others; `logits`: all of them are stored."""
+        """`inputs`, `buffers` and `features` of this bucket or larger, if their memory is shared with others; `logits`:
+        all of them are stored."""
         self.config, self.weights, self.cache, self.bucket, self.pdl = config, weights, cache, bucket, pdl
         device = weights.embedding.device
         self.inputs = inputs or StepInputs.allocate(bucket, PAGE_SIZE, device)
         self.buffers = buffers or StepBuffers.allocate(config, bucket, len(weights.layers), device, logits)
         self._taps = tuple(taps)
-        size = config.hidden_size
-        self.features = torch.zeros(bucket.tokens, len(taps) * size, dtype=torch.bfloat16, device=device)
+        if features is None:
+            features = torch.zeros(bucket.tokens, len(taps) * config.hidden_size, dtype=torch.bfloat16, device=device)
+        self.features = features[: bucket.tokens]
 
     def forward(self) -> None:
         weights, buffers = self.weights, self.buffers

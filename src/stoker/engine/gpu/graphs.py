@@ -1,0 +1,65 @@
+"""Launches recorded once and replayed, and numbers on their way between host and device: nothing here allocates in a
+step. Without a GPU the launches are made anew each time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Recorder:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        """`body` as a CUDA graph. It runs once as it is, which compiles its kernels: on an empty batch, please."""
+        if self._device.type != "cuda":
+            return body
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            body()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            body()
+        return graph.replay
+
+
+class Upload:
+    """Numbers for a tensor on the device, written on the host and sent by one copy."""
+
+    def __init__(self, target: Tensor) -> None:
+        self._target = target
+        self._host = torch.zeros(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
+        self._sent = torch.cuda.Event() if target.is_cuda else None
+
+    def open(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
+        """All zeros, to be written; waits until the last ones are on their way."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        numbers: np.ndarray[Any, np.dtype[np.int32]] = self._host.numpy()
+        numbers.fill(0)
+        return numbers
+
+    def send(self) -> None:
+        self._target.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+class Download:
+    """A tensor of the device, read by the host; waits for all that was launched before."""
+
+    def __init__(self, source: Tensor) -> None:
+        self._source = source
+        self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+
+    def read(self) -> Tensor:
+        self._host.copy_(self._source, non_blocking=True)
+        if self._source.is_cuda:
+            torch.cuda.current_stream(self._source.device).synchronize()
+        return self._host
