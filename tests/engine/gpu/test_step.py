@@ -32,13 +32,13 @@ def test_a_dense_model_is_refused_by_name(interpreter) -> None:
     interpreter(check_dense)
 
 
-def model() -> Decoder:
+def model(mtp: bool = False) -> Decoder:
     raw = small_config(
         num_hidden_layers=2, full_attention_interval=2, vocab_size=64, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=128, shared_expert_intermediate_size=128, linear_key_head_dim=64,
         linear_value_head_dim=64, linear_num_key_heads=1, linear_num_value_heads=2,
     )  # fmt: skip
-    decoder = Decoder(ModelConfig.from_dict(raw, where="test"), mtp=False)
+    decoder = Decoder(ModelConfig.from_dict(raw, where="test"), mtp=mtp)
     for (_, values), parameter in zip(random_tensors(decoder, True, 3), decoder.parameters(), strict=True):
         kept = parameter.dtype if parameter.dtype is not torch.float32 else torch.bfloat16
         parameter.data = values.to(kept)
