@@ -158,10 +158,15 @@ def test_more_context_or_users_never_take_less(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(["122b", "27b", "397b"]), asks, st.integers(1, 12), st.integers(1, 8))
-def test_deeper_drafts_never_take_less(name: str, ask: Ask, depth: int, deeper: int) -> None:
+@given(
+    st.sampled_from([("122b", "mtp"), ("122b", "dflash"), ("27b", "mtp"), ("27b", "dflash"), ("397b", "mtp")]),
+    asks, st.integers(1, 8), st.integers(1, 7),
+)  # fmt: skip
+def test_deeper_drafts_never_take_less(drafter: tuple[str, str], ask: Ask, depth: int, deeper: int) -> None:
+    name, kind = drafter
+
     def at(k: int) -> int:
-        return planned(name, "2xspark", "int4", Ask(ask.context, ask.users, Draft("mtp", k), ask.kv, ask.engine)).total
+        return planned(name, "2xspark", "int4", Ask(ask.context, ask.users, Draft(kind, k), ask.kv, ask.engine)).total
 
     none = planned(name, "2xspark", "int4", Ask(ask.context, ask.users, Draft(), ask.kv, ask.engine)).total
     assert none <= at(depth) <= at(depth + deeper)

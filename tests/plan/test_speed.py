@@ -4,12 +4,12 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance, chance_of, emitted
-from stoker.plan.catalog import boxes, find_box, find_model, find_scheme, models, schemes
+from stoker.plan.catalog import Box, boxes, by_row_name, find_box, find_model, find_scheme, models, schemes
 from stoker.plan.evidence import measurements
 from stoker.plan.fit import Case, Held, cases, fit_to
 from stoker.plan.reads import Draft, distinct_experts, step_reads
@@ -24,10 +24,18 @@ def speed(name: str, box: str, weights: str, draft: Draft = Draft(), **options: 
     return predict(model, weigh(model, find_scheme(weights)), find_box(box), draft, **options)  # type: ignore[arg-type]
 
 
+every_model = {model.name: model for model in by_row_name().values()}  # those that are only evidence among them
+any_box = st.sampled_from(boxes())
+unseen_box = st.builds(
+    lambda box, peak, share: replace(box, key="unseen", bandwidth_gb_s=peak, achievable_gb_s=share * peak),
+    any_box, st.floats(10, 20_000), st.floats(0.3, 1.0),
+)  # fmt: skip
+
+
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([model.name for model in models()]),
-    st.sampled_from([box.key for box in boxes()]),
+    st.sampled_from(sorted(every_model)),
+    any_box | unseen_box,
     st.sampled_from(sorted(schemes())),
     drafts,
     st.floats(0.0, 1.0),
@@ -36,16 +44,28 @@ def speed(name: str, box: str, weights: str, draft: Draft = Draft(), **options: 
     st.integers(1, 64),
     st.sampled_from(ENGINES),
 )
+@example(
+    "Llama-3.3-70B",
+    replace(find_box("spark"), key="unseen", bandwidth_gb_s=10.0, achievable_gb_s=10.0),
+    "bf16",
+    Draft(),
+    0.0,
+    "mixed",
+    1,
+    1,
+    "llama.cpp",
+)  # a box said to deliver all it has, and an engine that reads well
 def test_no_prediction_exceeds_the_physical_limit(
-    name: str, box: str, weights: str, draft: Draft, share: float, kind: str, context: int, users: int, engine: str
+    name: str, box: Box, weights: str, draft: Draft, share: float, kind: str, context: int, users: int, engine: str
 ) -> None:
-    accepted = 1.0 + share * (draft.verified - 1)
-    found = speed(name, box, weights, draft, accepted=accepted, kind=kind, context=context, users=users, engine=engine)
+    model, accepted = every_model[name], 1.0 + share * (draft.verified - 1)
+    weighed = weigh(model, find_scheme(weights))
+    found = predict(model, weighed, box, draft, accepted=accepted, kind=kind, context=context, users=users,
+                    engine=engine)  # fmt: skip
     assert 0 < found.low <= found.tokens_per_s <= found.high <= found.limit * (1 + 1e-9)
     # and the limit itself is that of the bus: a step reads at least what one token needs
-    one = step_reads(find_model(name), weigh(find_model(name), find_scheme(weights)), Draft(), context=1, users=1,
-                     pool=0.0, kv_item=1.0)  # fmt: skip
-    bus = find_box(box).bandwidth_gb_s * 1e9 * find_box(box).devices
+    one = step_reads(model, weighed, Draft(), context=1, users=1, pool=0.0, kv_item=1.0)
+    bus = box.bandwidth_gb_s * 1e9 * box.devices
     assert found.limit <= users * accepted * bus / one.total * (1 + 1e-9)
 
 

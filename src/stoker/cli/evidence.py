@@ -21,7 +21,7 @@ def evidence(
     """List published measurements of a model: speed, recipe, workload, how it was timed, and by whom."""
     from stoker.errors import RequestError
     from stoker.plan.answer import device_of
-    from stoker.plan.catalog import find_box, find_model
+    from stoker.plan.catalog import find_box, find_model, suggestion
     from stoker.plan.evidence import measurements, of_model
 
     rows = of_model(model)
@@ -30,13 +30,9 @@ def evidence(
         try:
             name = find_model(model).name
         except RequestError:
-            from difflib import get_close_matches
-
-            names = sorted({row.model for row in measurements()})
-            close = get_close_matches(model, names, 3, 0.3)
-            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            names = {row.model: row.model for row in measurements()}
             raise RequestError(
-                f"there are no measurements of {model!r}.{hint} Rows exist of {len(names)} models."
+                f"there are no measurements of {model!r}. {suggestion(model, names)} Rows exist of {len(names)} models."
             ) from None
         rows = of_model(name)
     if box:

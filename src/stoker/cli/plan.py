@@ -120,7 +120,7 @@ def _print(found: "Answer", console: "Console", everything: bool) -> None:
     _print_speed(found, console)
     _print_evidence(found, console)
     console.print(_memory_table(found))
-    if pool := found.budget.pool:
+    if found.fits and (pool := found.budget.pool):
         console.print(
             f"vLLM would count {pool.tokens:,} tokens and {pool.concurrency:.2f} such requests in {pool.blocks:,} "
             f"blocks (pages shared by {pool.groups} groups of layers; by bytes alone {pool.concurrency_by_bytes:.2f}). "
@@ -168,7 +168,8 @@ def _print_speed(found: "Answer", console: "Console") -> None:
     each = f", {speed.per_user:.1f} each" if ask.users > 1 else ""
     assumed = ", acceptance assumed" if found.acceptance.assumed else ""
     console.print(
-        f"[bold]≈ {speed.tokens_per_s:.1f} tok/s predicted[/] ({speed.low:.1f} to {speed.high:.1f}{each}) on "
+        f"{'' if found.fits else 'If it did: '}[bold]≈ {speed.tokens_per_s:.1f} tok/s predicted[/] "
+        f"({speed.low:.1f} to {speed.high:.1f}{each}) on "
         f"{found.question.workload} text at {ask.context:,} tokens of context, ≈ {found.short.tokens_per_s:.1f} at "
         f"{min(SHORT, ask.context)}; physical limit {speed.limit:.1f}."
     )

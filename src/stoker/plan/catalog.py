@@ -133,7 +133,7 @@ def find_model(name: str) -> Model:
         return replace(model, default_weights="checkpoint" if path.is_dir() else "bf16", source=str(file))
     from stoker.plan.evidence import of_model
 
-    near = _nearest(name, {alias: known for known, aliases in _names().items() for alias in aliases})
+    near = suggestion(name, {alias: known for known, aliases in _names().items() for alias in aliases})
     rows = len(of_model(name))
     measured = f" Others measured it, though: stoker evidence {name} lists {rows} rows." if rows else ""
     raise RequestError(
@@ -153,7 +153,7 @@ def find_box(name: str) -> Box:
             return box
     known = {known: box.key for box in boxes() for known in (box.key, box.name, *box.aliases)}
     raise RequestError(
-        f"{name!r} is no box the planner knows. {_nearest(name, known)} "
+        f"{name!r} is no box the planner knows. {suggestion(name, known)} "
         f"Known: {', '.join(box.key for box in boxes())}, and this: the machine you are on."
     )
 
@@ -163,11 +163,11 @@ def find_scheme(name: str) -> Scheme:
     for key, scheme in schemes().items():
         if _plain(key) == wanted:
             return scheme
-    hint = _nearest(name, {key: key for key in schemes()})
+    hint = suggestion(name, {key: key for key in schemes()})
     raise RequestError(f"{name!r} is no weight format the planner knows. {hint} Known: {', '.join(schemes())}.")
 
 
-def _nearest(name: str, known: Mapping[str, str]) -> str:
+def suggestion(name: str, known: Mapping[str, str]) -> str:
     """`known` leads from every name to the one to be suggested."""
     by_plain = {_plain(k): v for k, v in known.items()}
     close = get_close_matches(_plain(name), by_plain, n=3, cutoff=0.45)

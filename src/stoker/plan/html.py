@@ -86,8 +86,9 @@ def _headline(answer: Answer) -> str:
     )  # fmt: skip
     first = list(answer.first_token.items())[-1]
     each = f", {s.per_user:.0f} each" if s.users > 1 else ""
+    condition = "" if answer.fits else ", if it did fit"
     return f"""<div class="row"><div>{fits}<br><span class="soft">of {answer.box.visible_gib:g} GiB</span></div>
-<div><span class="big">≈ {s.tokens_per_s:.0f}</span> tok/s predicted<br><span class="soft">{s.low:.0f} to
+<div><span class="big">≈ {s.tokens_per_s:.0f}</span> tok/s predicted{condition}<br><span class="soft">{s.low:.0f} to
 {s.high:.0f}{each}; limit {s.limit:.0f}; {escape(answer.question.workload)} text</span></div>
 <div><span class="big">≈ {first[1]:.0f} s</span> to the first token<br><span class="soft">of a cold prompt of
 {first[0]:,} tokens</span></div></div>"""
@@ -253,7 +254,7 @@ def _drafts(answer: Answer) -> str:
 
 
 def _flags(answer: Answer) -> str:
-    flags = " ".join(answer.budget.flags)
+    flags = " ".join(answer.budget.flags) if answer.fits else ""
     return f"<p>The same in vLLM's flags:</p><pre class='flags'>{escape(flags)}</pre>" if flags else ""
 
 

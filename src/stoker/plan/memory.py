@@ -85,7 +85,7 @@ def engines() -> dict[str, EngineNeeds]:
 
 def find_engine(name: str) -> EngineNeeds:
     by_plain = {key.lower().replace(".", ""): needs for key, needs in engines().items()}
-    wanted = name.lower().replace(".", "").replace("llamacpp", "llamacpp")
+    wanted = name.lower().replace(".", "")
     if wanted not in by_plain:
         raise RequestError(f"{name!r} is no engine the planner knows. Known: {', '.join(engines())}.")
     return by_plain[wanted]
