@@ -84,16 +84,16 @@ def _lay_out(mlp: SparseMlp) -> None:
     uniform = all(len({part.group for part in found}) == 1 for found in (gate_up, down))
     if [len(gate_up), len(down)] != [len(found) for found in parts] or not uniform:
         return
-    from stoker.ops.cpu.experts import STRIP, Int4Columns, StepExperts
+    from stoker.ops.cpu.experts import StepExperts
 
-    shared, width = None, mlp.moe.shared_intermediate_size
-    if width % STRIP:
+    moe, shared = mlp.moe, None
+    if not StepExperts.takes(_outputs(down[0]), moe.intermediate_size, moe.shared_intermediate_size):
         return
-    if width:
+    if moe.shared_intermediate_size:
         own = mlp.shared_expert
         up = torch.cat([as_tensor(own.gate_proj.weight), as_tensor(own.up_proj.weight)])
-        shared = up.float().t().contiguous(), as_tensor(own.down_proj.weight).float().t().contiguous()
-    mlp.steps.kernel = StepExperts(Int4Columns.of(gate_up), Int4Columns.of(down), shared)
+        shared = up.float(), as_tensor(own.down_proj.weight).float()
+    mlp.steps.kernel = StepExperts.of(gate_up, down, shared)
 
 
 def _replace(projection: Linear) -> None:

@@ -63,12 +63,12 @@ def test_equal_logits_go_to_the_first_expert() -> None:
 @pytest.mark.parametrize("shared_width", [0, WIDTH, 96])
 @pytest.mark.parametrize("group", [32, 64])
 def test_experts(shared_width: int, group: int) -> None:
-    from stoker.ops.cpu.experts import Int4Columns, StepExperts
+    from stoker.ops.cpu.experts import StepExperts
 
     gate_up = [Int4.quantize(torch.randn(EXPERTS, WIDTH, HIDDEN) / 11, group=group) for _ in range(2)]
     down = Int4.quantize(torch.randn(EXPERTS, HIDDEN, WIDTH) / 8, group=group)
-    own = (torch.randn(HIDDEN, 2 * shared_width) / 11, torch.randn(shared_width, HIDDEN) / 8) if shared_width else None
-    kernel = StepExperts(Int4Columns.of(gate_up), Int4Columns.of([down]), own)
+    own = (torch.randn(2 * shared_width, HIDDEN) / 11, torch.randn(HIDDEN, shared_width) / 8) if shared_width else None
+    kernel = StepExperts.of(gate_up, [down], own)
     x, router = torch.randn(128, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN)
 
     def mixture(x: Tensor) -> tuple[Tensor, ...]:
@@ -81,8 +81,8 @@ def test_experts(shared_width: int, group: int) -> None:
     dense = torch.cat([part.dequantize() for part in gate_up], dim=1)
     want = routed_experts.reference(x.float(), chosen, weights, dense, down.dequantize(), Family.STEP)
     if own:
-        gate, up = (x.float() @ own[0]).chunk(2, dim=1)
-        want = want + torch.sigmoid(x[:, :1].float()) * ((torch.nn.functional.silu(gate) * up) @ own[1])
+        gate, up = (x.float() @ own[0].t()).chunk(2, dim=1)
+        want = want + torch.sigmoid(x[:, :1].float()) * ((torch.nn.functional.silu(gate) * up) @ own[1].t())
     assert near(out, want, 1e-5)
 
 

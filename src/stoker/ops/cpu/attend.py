@@ -2,8 +2,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Attention of steps as compiled kernels: norm and rope of queries and keys, then a pass over the visible pages.
 
-Each row visits its pages from the first visible one on, 64 keys at a time, with a running maximum. Nothing depends on
-the other rows or on what is cached behind a row's own keys.
+Each row visits its pages from the first visible one on, with a running maximum. Nothing depends on the other rows or on
+what is cached behind a row's own keys.
 """
 
 import math
@@ -11,10 +11,13 @@ from types import NotImplementedType
 
 import numpy as np
 import torch
+from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from stoker.ops.attention import QueryTiles
 from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, longs, narrow, octets, sigmoid, widen
+from stoker.ops.cpu.strips import BLOCK, STRIP, add_fp32
+from stoker.ops.cpu.team import arguments, call, entry, ticket
 from stoker.ops.family import STEP_TILE
 
 E4M3_SHIFT = np.float32(2.0**120)  # the exponent bias of fp32 less that of FP8
@@ -71,66 +74,102 @@ def _read(pages, place, head, kv_heads, dim, scales, out):
 
 
 @compiled
-def _attend(
-    q, gate, gate_stride, gate_step, k_pages, v_pages, k_scales, v_scales, page_size, rows, first, last, tables,
-    count, width, table_size, heads, kv_heads, dim, tokens, out,
-):  # fmt: skip
-    group = heads // kv_heads
+def _read_page(pages, base, low, high, head, kv_heads, scales, out):
+    """Keys or values low .. high of a page -> out [page_size, dim]."""
+    for key in range(low, high + 1):
+        _read(pages, base + key, head, kv_heads, out.shape[1], scales, out[key])
+
+
+@compiled
+def _in_blocks(rows, low, high, blocks):
+    """[page_size, dim] -> [dim / 64, page_size, 64], zeros outside low .. high."""
+    blocks[:] = np.float32(0)
+    for block in range(blocks.shape[0]):
+        for key in range(low, high + 1):
+            for j in range(BLOCK):
+                blocks[block, key, j] = rows[key, block * BLOCK + j]
+
+
+@compiled
+def _weigh(scores, low, high, top, total):
+    """Scores of a page become weights, zero outside low .. high; how much what came before shrinks."""
+    highest = top[0]
+    for key in range(low, high + 1):
+        highest = max(highest, scores[key])
+    decay = exp(top[0] - highest)
+    top[0], sum = highest, total[0] * decay
+    for key in range(scores.shape[0]):
+        scores[key] = exp(scores[key] - highest) if low <= key <= high else np.float32(0)
+    for key in range(low, high + 1):
+        sum += scores[key]
+    total[0] = sum
+    return decay
+
+
+@entry
+def _attend(data):
+    """Every tile of queries, with each head of keys, is an item: a page is read once for all queries of a tile."""
+    (
+        q, gate, gate_stride, gate_step, k_pages, v_pages, k_scales, v_scales, page_size, rows_in, first_in, last_in,
+        tables_in, count, width, table_size, heads, kv_heads, dim, tokens, out,
+    ) = to_fixed_tuple(arguments(data, 21), 21)  # fmt: skip
+    group, blocks = heads // kv_heads, dim // BLOCK
     queries, results = bf16s(q, (tokens, heads, dim)), bf16s(out, (tokens, heads, dim))
-    row_of, begins = longs(rows, (count, width)), longs(first, (count, width))
-    ends, pages = longs(last, (count, width)), longs(tables, (count, table_size))
+    rows, first, last = longs(rows_in, (count, width)), longs(first_in, (count, width)), longs(last_in, (count, width))
+    tables = longs(tables_in, (count, table_size))
     root = np.float32(1) / np.float32(math.sqrt(dim))
-    wide, vector = np.empty((group, dim), np.float32), np.empty(dim, np.float32)
-    sums, weights = np.empty((group, dim), np.float32), np.empty((group, page_size), np.float32)
-    top, total = np.empty(group, np.float32), np.empty(group, np.float32)
-    for n in range(count):
+    most = width * group
+    wide, page = np.empty((most, dim), np.float32), np.empty((page_size, dim), np.float32)
+    values, sums = np.empty((blocks, page_size, BLOCK), np.float32), np.empty((blocks, most, BLOCK), np.float32)
+    weights = np.empty((most, page_size), np.float32)
+    top, total = np.empty(most, np.float32), np.empty(most, np.float32)
+    places = np.empty(width, np.int64)
+
+    item = ticket(data)
+    while item < count * kv_heads:
+        n, kv_head = item // kv_heads, item % kv_heads
+        used, begin, end = 0, np.int64(1) << 60, np.int64(-1)
         for place in range(width):
-            t, begin, end = row_of[n, place], begins[n, place], ends[n, place]
-            if t >= tokens:
-                continue
-            for kv_head in range(kv_heads):
+            t = rows[n, place]
+            if t < tokens:
+                places[used] = place
+                if last[n, place] >= first[n, place]:
+                    begin, end = min(begin, first[n, place]), max(end, last[n, place])
                 for h in range(group):
-                    top[h], total[h] = UNSEEN, np.float32(0)
                     for i in range(dim):
-                        wide[h, i] = widen(queries[t, kv_head * group + h, i]) * root
-                        sums[h, i] = np.float32(0)
-                for p in range(begin // page_size, end // page_size + 1):
-                    base = pages[n, p] * page_size
-                    low, high = max(begin - p * page_size, 0), min(end - p * page_size, page_size - 1)
-                    weights[:] = UNSEEN
-                    for key in range(low, high + 1):
-                        _read(k_pages, base + key, kv_head, kv_heads, dim, k_scales, vector)
-                        for h in range(group):
-                            weights[h, key] = dot(wide[h], vector)
-                    for h in range(group):
-                        highest = top[h]
-                        for key in range(page_size):
-                            highest = max(highest, weights[h, key])
-                        decay = exp(top[h] - highest)
-                        top[h] = highest
-                        total[h] *= decay
-                        for i in range(dim):
-                            sums[h, i] *= decay
-                        for key in range(page_size):
-                            weights[h, key] = exp(weights[h, key] - highest)
-                    for key in range(low, high + 1):
-                        _read(v_pages, base + key, kv_head, kv_heads, dim, v_scales, vector)
-                        for h in range(group):
-                            weight = weights[h, key]
-                            total[h] += weight
-                            for i in range(dim):
-                                sums[h, i] += weight * vector[i]
-                for h in range(group):
-                    head = kv_head * group + h
-                    share = np.float32(1) / total[h] if end >= begin else np.float32(0)
+                        wide[used * group + h, i] = widen(queries[t, kv_head * group + h, i]) * root
+                used += 1
+        top[:], total[:], sums[:] = UNSEEN, np.float32(0), np.float32(0)
+        for p in range(begin // page_size, end // page_size + 1):
+            base = tables[n, p] * page_size
+            low, high = max(begin - p * page_size, 0), min(end - p * page_size, page_size - 1)
+            _read_page(k_pages, base, low, high, kv_head, kv_heads, k_scales, page)
+            for i in range(used):
+                from_, to = first[n, places[i]] - p * page_size, last[n, places[i]] - p * page_size
+                from_, to = max(from_, low), min(to, high)
+                for row in range(i * group, (i + 1) * group):
+                    for key in range(from_, to + 1):
+                        weights[row, key] = dot(wide[row], page[key])
+                    decay = _weigh(weights[row], from_, to, top[row:], total[row:])
+                    for block in range(blocks):
+                        for j in range(BLOCK):
+                            sums[block, row, j] *= decay
+            _read_page(v_pages, base, low, high, kv_head, kv_heads, v_scales, page)
+            _in_blocks(page, low, high, values)
+            for block in range(blocks):
+                for key in range(0, page_size, STRIP):
+                    add_fp32(weights[: used * group], key, values[block, key:].ctypes.data, sums[block, : used * group])
+        for row in range(used * group):
+            t, head = rows[n, places[row // group]], kv_head * group + row % group
+            share = np.float32(1) / total[row] if total[row] > np.float32(0) else np.float32(0)
+            for block in range(blocks):
+                for j in range(BLOCK):
+                    i, value = block * BLOCK + j, sums[block, row, j] * share
                     if gate != 0:
                         gates = bf16s(gate + 2 * (t * gate_stride + head * gate_step), (dim,))
-                        for i in range(dim):
-                            value = widen(narrow(sums[h, i] * share))
-                            results[t, head, i] = narrow(value * sigmoid(widen(gates[i])))
-                    else:
-                        for i in range(dim):
-                            results[t, head, i] = narrow(sums[h, i] * share)
+                        value = widen(narrow(value)) * sigmoid(widen(gates[i]))
+                    results[t, head, i] = narrow(value)
+        item = ticket(data)
 
 
 def head_norm_rope(
@@ -156,15 +195,20 @@ def gated_attention(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> Tensor | NotImplementedType:
-    if q.dtype != torch.bfloat16 or tiles.rows.shape[1] != STEP_TILE or k_pages.dtype == torch.float32:
+    if (
+        q.dtype != torch.bfloat16
+        or q.shape[2] % BLOCK
+        or tiles.rows.shape[1] != STEP_TILE
+        or k_pages.dtype == torch.float32
+    ):
         return NotImplemented
     tokens, heads, dim = q.shape
     q = q.contiguous()
     count, width = tiles.rows.shape
     out = torch.empty_like(q)
     gates = (0, 0, 0) if gate is None else (gate.data_ptr(), gate.stride(0), gate.stride(1))
-    _attend(
-        q.data_ptr(), *gates, k_pages.data_ptr(), v_pages.data_ptr(),
+    call(
+        _attend, q.data_ptr(), *gates, k_pages.data_ptr(), v_pages.data_ptr(),
         0 if k_scales is None else k_scales.data_ptr(), 0 if v_scales is None else v_scales.data_ptr(),
         tiles.page_size, tiles.rows.data_ptr(), tiles.first.data_ptr(), tiles.last.data_ptr(),
         tiles.tables.data_ptr(), count, width, tiles.tables.shape[1], heads, k_pages.shape[2], dim, tokens,

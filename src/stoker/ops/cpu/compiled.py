@@ -68,6 +68,16 @@ def _pointer_to(element):
 _floats, _halves, _longs, _bytes = (_pointer_to(t) for t in (types.float32, types.uint16, types.int64, types.uint8))
 
 
+@intrinsic
+def fma(typing_context, a, b, c):
+    """a * b + c, rounded once."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
 @compiled
 def floats(address, shape):
     return carray(_floats(address), shape)

@@ -72,12 +72,12 @@ def _rows_hold() -> bool:
 
 
 def _experts_hold() -> bool:
-    from stoker.ops.cpu.experts import Int4Columns, StepExperts
+    from stoker.ops.cpu.experts import StepExperts
 
     count = 4
     gate_up, down = Int4.quantize(_random(count, 2 * SIZE, SIZE)), Int4.quantize(_random(count, SIZE, SIZE))
-    shared = _random(SIZE, 2 * SIZE), _random(SIZE, SIZE)
-    experts = StepExperts(Int4Columns.of([gate_up]), Int4Columns.of([down]), shared)
+    shared = _random(2 * SIZE, SIZE), _random(SIZE, SIZE)
+    experts = StepExperts.of([gate_up], [down], shared)
     x, weights, gate = _random(TOKENS, SIZE).bfloat16(), _random(TOKENS, 2), _random(TOKENS, 1)
     chosen = torch.stack([torch.arange(TOKENS) % count, (torch.arange(TOKENS) + 1) % count], dim=1)
     return _alone(lambda part: experts(x[part], chosen[part], weights[part], gate[part]))

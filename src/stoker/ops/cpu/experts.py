@@ -1,47 +1,78 @@
 # Numba types the kernels; Python's annotations cannot.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The experts of a step as one compiled kernel: a chosen expert's weights are read and decoded once for all its tokens.
+"""The experts of a step as one compiled kernel: a chosen expert's weights are read once for all its tokens.
 
-Weights lie by inputs, so that a vector holds neighbouring outputs. Sixteen inputs at a time are decoded into a strip
-that stays in the first-level cache while every token of the expert is multiplied with it.
+Weights lie in blocks of 64 outputs, input after input, and are decoded in registers for up to six tokens at a time.
+First all blocks of gate and up are computed, by whichever thread is free, then all columns of the result.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from stoker.ops.cpu.compiled import bf16s, compiled, floats, longs, octets, sigmoid, silu, widen
+from stoker.ops.cpu.compiled import bf16s, compiled, floats, fma, longs, sigmoid, silu, widen
+from stoker.ops.cpu.strips import BF16, BLOCK, FP32, STRIP, add_bf16, add_fp32, add_int4
+from stoker.ops.cpu.team import arguments, call, entry, finish, second_ticket, ticket, wait
 from stoker.weights.formats.int4 import ZERO_POINT, Int4, unpack_nibbles
 
-STRIP = 16  # inputs decoded at a time
-EIGHT = np.int32(ZERO_POINT)
+HALF = BLOCK // 2  # of gate, and of up
 
 
 @dataclass(frozen=True, eq=False)
-class Int4Columns:
-    """INT4 matrices of all experts by inputs: two codes to a byte, the first input in the low half."""
+class Int4Blocks:
+    """INT4 matrices of all experts: two signed codes to a byte, the input of the even number in the low half."""
 
-    codes: Tensor  # [E, in / 2, out] uint8
-    scales: Tensor  # [E, in / group, out] fp32
+    codes: Tensor  # [E, blocks, in / 2, 64] uint8
+    scales: Tensor  # [E, blocks, in / group, 64] fp32
     group: int
 
     @classmethod
-    def of(cls, parts: list[Int4]) -> "Int4Columns":
-        """Parts [E, out, in] of the same input, outputs behind each other."""
-        codes = torch.cat([unpack_nibbles(part.qweight) for part in parts], dim=-1)  # [E, in, out]
+    def of(cls, parts: list[Int4], order: Tensor | None = None) -> "Int4Blocks":
+        """Parts [E, out, in] of the same input, outputs behind each other, then in `order`."""
+        codes = torch.cat([unpack_nibbles(part.qweight) for part in parts], dim=-1) ^ ZERO_POINT  # [E, in, out]
         scales = torch.cat([part.scales for part in parts], dim=-1).float()
-        return cls((codes[:, 0::2] | codes[:, 1::2] << 4).contiguous(), scales.contiguous(), parts[0].group)
+        if order is not None:
+            codes, scales = codes[..., order], scales[..., order]
+        return cls(_blocks(codes[:, 0::2] | codes[:, 1::2] << 4), _blocks(scales), parts[0].group)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """[..., n, out] -> [..., out / 64, n, 64]"""
+    return x.unflatten(-1, (-1, BLOCK)).transpose(-3, -2).contiguous()
+
+
+def gate_beside_up(width: int) -> Tensor:
+    """The order of gate and up [2 * width] in which each block has the gates of 32 outputs, then their ups."""
+    return torch.arange(2 * width).view(2, -1, HALF).transpose(0, 1).flatten()
 
 
 @dataclass(frozen=True, eq=False)
 class StepExperts:
     """Everything a layer's experts multiply with."""
 
-    gate_up: Int4Columns  # outputs: the gate, then up
-    down: Int4Columns
-    shared: tuple[Tensor, Tensor] | None = None  # the shared expert's gate and up [H, 2I] and down [I, H], fp32
+    gate_up: Int4Blocks
+    down: Int4Blocks
+    shared: tuple[Tensor, Tensor] | None  # the shared expert's blocks of gate and up, and of down: bf16 or fp32
+
+    @classmethod
+    def of(cls, gate_up: list[Int4], down: list[Int4], shared: tuple[Tensor, Tensor] | None = None) -> "StepExperts":
+        """gate_up [E, 2I, H] and down [E, H, I], perhaps in parts; shared [2I', H] and [H, I'], in fp32."""
+        width = sum(part.shape[-2] for part in gate_up) // 2
+        order = gate_beside_up(width)
+        if shared:
+            up, result = shared[0].t()[:, gate_beside_up(shared[0].shape[0] // 2)], shared[1].t()
+            exact = all(torch.equal(part.bfloat16().float(), part) for part in shared)
+            dtype = torch.bfloat16 if exact else torch.float32
+            shared = _blocks(up).to(dtype), _blocks(result).to(dtype)
+        return cls(Int4Blocks.of(gate_up, order), Int4Blocks.of(down), shared)
+
+    @staticmethod
+    def takes(size: int, *widths: int) -> bool:
+        """Whether the kernel is for a hidden size and experts of these widths."""
+        return size % BLOCK == 0 and all(width % HALF == 0 for width in widths)
 
     def bytes_read(self, experts: int) -> int:
         """By a step that chooses so many of them."""
@@ -53,16 +84,16 @@ class StepExperts:
         """bf16 x [T, H], chosen [T, top_k], their weights, the shared expert's gate [T, 1] before its sigmoid -> [T, H]
         fp32, experts added in order of their numbers, the shared one last."""
         tokens, size = x.shape
-        up, down = self.gate_up, self.down
-        width, shared = down.codes.shape[1] * 2, self.shared
-        shared_width = shared[1].shape[0] if shared else 0
-        strip = STRIP * max(2 * width, size)
-        scratch = weights.new_empty(tokens * (2 * size + max(2 * width, 2 * shared_width)) + strip)
+        up, down, shared = self.gate_up, self.down, self.shared
+        width, top_k = down.codes.shape[2] * 2, chosen.shape[1]
+        shared_width = shared[1].shape[1] if shared else 0
+        scratch = weights.new_empty(tokens * (top_k * width + shared_width))
         out = weights.new_empty(tokens, size)
-        _experts(
-            x.data_ptr(), x.stride(0), chosen.data_ptr(), weights.data_ptr(), chosen.shape[1], up.codes.data_ptr(),
+        call(
+            _experts, x.data_ptr(), x.stride(0), chosen.data_ptr(), weights.data_ptr(), top_k, up.codes.data_ptr(),
             up.scales.data_ptr(), up.group, down.codes.data_ptr(), down.scales.data_ptr(), down.group,
             shared[0].data_ptr() if shared else 0, shared[1].data_ptr() if shared else 0,
+            BF16 if shared and shared[0].dtype == torch.bfloat16 else FP32,
             0 if gate is None else gate.data_ptr(), 0 if gate is None else gate.stride(0),
             up.codes.shape[0], size, width, shared_width, tokens, scratch.data_ptr(), out.data_ptr(),
         )  # fmt: skip
@@ -70,101 +101,122 @@ class StepExperts:
 
 
 @compiled
-def _decode(codes, scales, first, strip):
-    """Inputs first .. first + 15 of all outputs."""
-    for pair in range(STRIP // 2):
-        for j in range(scales.shape[0]):
-            both, scale = np.int32(codes[first // 2 + pair, j]), scales[j]
-            strip[2 * pair, j] = np.float32((both & np.int32(15)) - EIGHT) * scale
-            strip[2 * pair + 1, j] = np.float32((both >> np.int32(4)) - EIGHT) * scale
+def _multiply(x, codes, scales, group, part, sums):
+    """sums [count, 64] = x [count, in] times a block of an INT4 matrix; a group's sum is scaled when it is complete."""
+    part, sums = part[: x.shape[0]], sums[: x.shape[0]]
+    sums[:] = np.float32(0)
+    for start in range(0, x.shape[1], group):
+        part[:] = np.float32(0)
+        for first in range(start, start + group, STRIP):
+            add_int4(x, first, codes + first // 2 * BLOCK, part)
+        scale = floats(scales + 4 * (start // group) * BLOCK, (BLOCK,))
+        for i in range(sums.shape[0]):
+            for j in range(BLOCK):
+                sums[i, j] = fma(part[i, j], scale[j], sums[i, j])
 
 
 @compiled
-def _add(x, rows, count, first, strip, s, out):
-    """out[i] += x[rows[i]][first .. first + 15] times sixteen rows of the strip, from row s on."""
-    for i in range(count):
-        r = rows[i]
-        a, b, c, d = x[r, first], x[r, first + 1], x[r, first + 2], x[r, first + 3]
-        e, f, g, h = x[r, first + 4], x[r, first + 5], x[r, first + 6], x[r, first + 7]
-        k, z, m, n = x[r, first + 8], x[r, first + 9], x[r, first + 10], x[r, first + 11]
-        o, p, q, t = x[r, first + 12], x[r, first + 13], x[r, first + 14], x[r, first + 15]
-        for j in range(out.shape[1]):
-            u = (a * strip[s, j] + b * strip[s + 1, j]) + (c * strip[s + 2, j] + d * strip[s + 3, j])
-            v = (e * strip[s + 4, j] + f * strip[s + 5, j]) + (g * strip[s + 6, j] + h * strip[s + 7, j])
-            w = (k * strip[s + 8, j] + z * strip[s + 9, j]) + (m * strip[s + 10, j] + n * strip[s + 11, j])
-            y = (o * strip[s + 12, j] + p * strip[s + 13, j]) + (q * strip[s + 14, j] + t * strip[s + 15, j])
-            out[i, j] += (u + v) + (w + y)
+def _multiply_plain(x, weights, kind, sums):
+    """The same with a block in bf16 or fp32."""
+    sums[:] = np.float32(0)
+    for first in range(0, x.shape[1], STRIP):
+        if kind == BF16:
+            add_bf16(x, first, weights + 2 * first * BLOCK, sums)
+        else:
+            add_fp32(x, first, weights + 4 * first * BLOCK, sums)
 
 
 @compiled
-def _multiply(x, rows, count, codes, scales, group, strip, out):
-    """out[i] = x[rows[i]] times an INT4 matrix, for the first `count` rows."""
-    out[:count] = np.float32(0)
-    for first in range(0, 2 * codes.shape[0], STRIP):
-        _decode(codes, scales[first // group], first, strip)
-        _add(x, rows, count, first, strip, 0, out)
+def _activate(sums, block, hidden):
+    """silu(gate) * up of a block, into 32 columns of hidden."""
+    for i in range(sums.shape[0]):
+        for j in range(HALF):
+            hidden[i, HALF * block + j] = silu(sums[i, j]) * sums[i, HALF + j]
 
 
 @compiled
-def _multiply_plain(x, rows, count, weight, out):
-    """The same with a matrix in fp32."""
-    out[:count] = np.float32(0)
-    for first in range(0, weight.shape[0], STRIP):
-        _add(x, rows, count, first, weight, first, out)
+def _gather(x, stride, rows, wide):
+    for i in range(rows.shape[0]):
+        row = bf16s(x + 2 * rows[i] * stride, (wide.shape[1],))
+        for j in range(wide.shape[1]):
+            wide[i, j] = widen(row[j])
 
 
 @compiled
-def _activate(hidden, count, width):
-    """silu(gate) * up, where the gate was."""
-    for i in range(count):
-        for j in range(width):
-            hidden[i, j] = silu(hidden[i, j]) * hidden[i, width + j]
-
-
-@compiled
-def _experts(
-    x, stride, chosen_in, weights_in, top_k, up_codes, up_scales, up_group, down_codes, down_scales, down_group,
-    shared_up, shared_down, gate, gate_stride, experts, size, width, shared_width, tokens, scratch, out,
-):  # fmt: skip
-    chosen, weights = longs(chosen_in, (tokens, top_k)), floats(weights_in, (tokens, top_k))
-    results = floats(out, (tokens, size))
-    widest = max(2 * width, 2 * shared_width)
-    wide = floats(scratch, (tokens, size))
-    hidden = floats(scratch + 4 * tokens * size, (tokens, 2 * width))
-    shared_hidden = floats(scratch + 4 * tokens * size, (tokens, 2 * shared_width))
-    found = floats(scratch + 4 * tokens * (size + widest), (tokens, size))
-    strip = floats(scratch + 4 * tokens * (2 * size + widest), (STRIP, max(2 * width, size)))
-    rows, shares, places = np.empty(tokens, np.int64), np.empty(tokens, np.float32), np.arange(tokens)
-    results[:] = np.float32(0)
-    for t in range(tokens):
-        row = bf16s(x + 2 * t * stride, (size,))
-        for i in range(size):
-            wide[t, i] = widen(row[i])
+def _by_expert(chosen, experts, top_k):
+    """Tokens and places in `chosen` in the order of their experts, where those of each expert begin, and the experts
+    that were chosen."""
+    begins = np.zeros(experts + 1, np.int64)
+    for place in range(chosen.shape[0]):
+        begins[chosen[place] + 1] += 1
+    used, count = np.empty(experts, np.int64), 0
     for e in range(experts):
-        count = 0
-        for t in range(tokens):
-            for rank in range(top_k):
-                if chosen[t, rank] == e:
-                    rows[count], shares[count] = t, weights[t, rank]
-                    count += 1
-        if count:
-            codes = octets(up_codes + e * size // 2 * 2 * width, (size // 2, 2 * width))
-            scales = floats(up_scales + 4 * e * (size // up_group) * 2 * width, (size // up_group, 2 * width))
-            _multiply(wide, rows, count, codes, scales, up_group, strip, hidden)
-            _activate(hidden, count, width)
-            codes = octets(down_codes + e * width // 2 * size, (width // 2, size))
-            scales = floats(down_scales + 4 * e * (width // down_group) * size, (width // down_group, size))
-            _multiply(hidden, places, count, codes, scales, down_group, strip, found)
-            for i in range(count):
-                result, share = results[rows[i]], shares[i]
-                for j in range(size):
-                    result[j] += found[i, j] * share
-    if shared_width:
-        up, down = floats(shared_up, (size, 2 * shared_width)), floats(shared_down, (shared_width, size))
-        _multiply_plain(wide, places, tokens, up, shared_hidden)
-        _activate(shared_hidden, tokens, shared_width)
-        _multiply_plain(shared_hidden, places, tokens, down, found)
-        for t in range(tokens):
-            share = sigmoid(floats(gate + 4 * t * gate_stride, (1,))[0])
-            for j in range(size):
-                results[t, j] += found[t, j] * share
+        if begins[e + 1]:
+            used[count] = e
+            count += 1
+        begins[e + 1] += begins[e]
+    order, following = np.empty(chosen.shape[0], np.int64), begins.copy()
+    for place in range(chosen.shape[0]):
+        order[following[chosen[place]]] = place
+        following[chosen[place]] += 1
+    return order // top_k, order, begins, used[:count]
+
+
+@entry
+def _experts(data):
+    (
+        x, stride, chosen, weights_in, top_k, up_codes, up_scales, up_group, down_codes, down_scales, down_group,
+        shared_up, shared_down, kind, gate, gate_stride, experts, size, width, shared_width, tokens, scratch, out,
+    ) = to_fixed_tuple(arguments(data, 23), 23)  # fmt: skip
+    weights, results = floats(weights_in, (tokens * top_k,)), floats(out, (tokens, size))
+    hidden = floats(scratch, (tokens * top_k, width))
+    shared_hidden = floats(scratch + 4 * tokens * top_k * width, (tokens, shared_width))
+    rows, order, begins, used = _by_expert(longs(chosen, (tokens * top_k,)), experts, top_k)
+    wide = np.empty((tokens, size), np.float32)
+    sums, part = np.empty((tokens, BLOCK), np.float32), np.empty((tokens, BLOCK), np.float32)
+
+    blocks = width // HALF
+    routed, items = len(used) * blocks, len(used) * blocks + shared_width // HALF
+    item = ticket(data)
+    while item < items:
+        if item < routed:
+            e, block = used[item // blocks], item % blocks
+            first, stop = begins[e], begins[e + 1]
+            place = e * blocks + block
+            _gather(x, stride, rows[first:stop], wide)
+            _multiply(
+                wide[: stop - first], up_codes + place * size // 2 * BLOCK,
+                up_scales + 4 * place * (size // up_group) * BLOCK, up_group, part, sums,
+            )  # fmt: skip
+            _activate(sums[: stop - first], block, hidden[first:stop])
+        else:
+            block = item - routed
+            _gather(x, stride, np.arange(tokens), wide)
+            _multiply_plain(wide, shared_up + kind // 2 * block * size * BLOCK, kind, sums)
+            _activate(sums, block, shared_hidden)
+        finish(data)
+        item = ticket(data)
+    wait(data, items)
+
+    column = second_ticket(data)
+    while column < size // BLOCK:
+        result = results[:, column * BLOCK : (column + 1) * BLOCK]
+        result[:] = np.float32(0)
+        for e in used:
+            first, stop = begins[e], begins[e + 1]
+            place = e * (size // BLOCK) + column
+            _multiply(
+                hidden[first:stop], down_codes + place * width // 2 * BLOCK,
+                down_scales + 4 * place * (width // down_group) * BLOCK, down_group, part, sums,
+            )  # fmt: skip
+            for i in range(first, stop):
+                share = weights[order[i]]
+                for j in range(BLOCK):
+                    result[rows[i], j] = fma(sums[i - first, j], share, result[rows[i], j])
+        if shared_width:
+            _multiply_plain(shared_hidden, shared_down + kind // 2 * column * shared_width * BLOCK, kind, sums)
+            for t in range(tokens):
+                share = sigmoid(floats(gate + 4 * t * gate_stride, (1,))[0])
+                for j in range(BLOCK):
+                    result[t, j] = fma(sums[t, j], share, result[t, j])
+        column = second_ticket(data)

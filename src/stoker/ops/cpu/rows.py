@@ -7,9 +7,11 @@ from types import NotImplementedType
 
 import numpy as np
 import torch
+from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, longs, narrow, widen
+from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, fma, longs, narrow, widen
+from stoker.ops.cpu.team import arguments, call, entry, ticket
 
 
 @compiled
@@ -25,18 +27,21 @@ def _norm(x, stride, scale, eps, size, tokens, out):
             results[t, i] = narrow(wide[i] * factor * weights[i])
 
 
-@compiled
-def _small_product(x, stride, weight, inputs, outputs, tokens, out):
+@entry
+def _small_product(data):
+    """Every row is an item."""
+    x, stride, weight, inputs, outputs, tokens, out = to_fixed_tuple(arguments(data, 7), 7)
     weights, results = floats(weight, (inputs, outputs)), floats(out, (tokens, outputs))
-    for t in range(tokens):
+    t = ticket(data)
+    while t < tokens:
         row, result = bf16s(x + 2 * t * stride, (inputs,)), results[t]
-        for j in range(outputs):
-            result[j] = np.float32(0)
+        result[:] = np.float32(0)
         for i in range(0, inputs, 4):
             a, b, c, d = widen(row[i]), widen(row[i + 1]), widen(row[i + 2]), widen(row[i + 3])
             for j in range(outputs):
-                first, second = a * weights[i, j] + b * weights[i + 1, j], c * weights[i + 2, j] + d * weights[i + 3, j]
-                result[j] += first + second
+                sum = fma(b, weights[i + 1, j], fma(a, weights[i, j], result[j]))
+                result[j] = fma(d, weights[i + 3, j], fma(c, weights[i + 2, j], sum))
+        t = ticket(data)
 
 
 @compiled
@@ -79,7 +84,7 @@ def small_product(x: Tensor, weight: Tensor) -> Tensor:
     """bf16 x [T, in] times fp32 weight [in, out] -> fp32 [T, out]."""
     tokens, (inputs, outputs) = x.shape[0], weight.shape
     out = weight.new_empty(tokens, outputs)
-    _small_product(x.data_ptr(), x.stride(0), weight.data_ptr(), inputs, outputs, tokens, out.data_ptr())
+    call(_small_product, x.data_ptr(), x.stride(0), weight.data_ptr(), inputs, outputs, tokens, out.data_ptr())
     return out
 
 
