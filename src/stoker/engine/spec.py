@@ -42,12 +42,18 @@ class EngineSpec:
 
         report(Loading("weights"))
         loaded = load_model(self.directory, device=self.device, progress=_phases(report))
+        file = self.directory / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None  # for stop strings
+        if self.device.startswith("cuda") and loaded.config.moe is not None:  # dense models: the reference operations
+            from stoker.engine.gpu.build import gpu_backend
+
+            report(Loading("kernels"))
+            backend, drafter = gpu_backend(loaded.model, self.config, self.draft, self.directory)
+            return Built(Engine(loaded.model, self.config, drafter, tokenizer, backend), loaded.notes)
         if self.draft.depth:
             report(Loading("drafter"))
         drafter = self.draft.build(loaded.model, self.directory, self.config.pages, self.config.slots)
         report(Loading("caches"))
-        file = self.directory / "tokenizer.json"
-        tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None  # for stop strings
         return Built(Engine(loaded.model, self.config, drafter, tokenizer), loaded.notes)
 
 

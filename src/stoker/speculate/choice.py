@@ -77,7 +77,7 @@ class DraftChoice:
 
     def build(self, model: "Decoder", directory: Path, pages: int, slots: int) -> "Drafter | None":
         """The drafter for an engine with that many pages and slots."""
-        choice = self._resolved(model, directory) if self.best else self
+        choice = self.resolved(model, directory)
         built = [choice._build(kind, model, directory, pages, slots) for kind in choice.kinds]
         if len(built) == 2:
             from stoker.speculate.combine import FirstOf
@@ -85,16 +85,34 @@ class DraftChoice:
             return FirstOf(built[0], built[1])
         return built[0] if built else None
 
-    def _resolved(self, model: "Decoder", directory: Path) -> "DraftChoice":
-        """Lookup is always there; a DFlash network comes before the MTP head, since its depth costs one pass."""
+    def resolved(self, model: "Decoder", directory: Path) -> "DraftChoice":
+        """With `kinds` read off the checkpoint where that is still to do. Lookup is always there; a DFlash network
+        comes before the MTP head, since its depth costs one pass."""
+        if not self.best:
+            return self
         if (directory / DRAFTER_FOLDER).is_dir():
             kinds: tuple[str, ...] = ("lookup", "dflash")
         else:
             kinds = ("lookup", "mtp") if model.mtp is not None else ("lookup",)
         return replace(self, kinds=kinds, best=False)
 
+    def expect(self, kind: str, model: "Decoder", directory: Path) -> None:
+        """Refuses a drafter that the checkpoint does not have."""
+        if kind == "mtp" and model.mtp is None:
+            raise CheckpointError(
+                f"{directory} has no MTP head (no mtp.* tensors); draft with lookup:{self.depth}, "
+                "or add the head with stoker build --mtp."
+            )
+        folder = directory / DRAFTER_FOLDER
+        if kind == "dflash" and not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} does not exist: a DFlash network lies there; draft with mtp:{min(self.depth, 2)}, "
+                "or add it with stoker build --drafter."
+            )
+
     def _build(self, kind: str, model: "Decoder", directory: Path, pages: int, slots: int) -> "Drafter":
         depth = min(self.depth, LIMITS[kind])
+        self.expect(kind, model, directory)
         if kind == "lookup":
             from stoker.speculate.lookup import LookupDrafter
 
@@ -107,11 +125,7 @@ class DraftChoice:
         if kind == "mtp":
             from stoker.speculate.mtp import MtpDrafter
 
-            if model.mtp is None:
-                raise CheckpointError(
-                    f"{directory} has no MTP head (no mtp.* tensors); draft with lookup:{self.depth}, "
-                    "or add the head with stoker build --mtp."
-                )
+            assert model.mtp is not None
             if self.weights:
                 lower_all(model.mtp, self.weights)
             return MtpDrafter(model, pages, slots, depth, head, postpone)
@@ -119,11 +133,6 @@ class DraftChoice:
         from stoker.speculate.dflash import DFlashDrafter
 
         folder = directory / DRAFTER_FOLDER
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder} does not exist: a DFlash network lies there; draft with mtp:{min(self.depth, 2)}, "
-                "or add it with stoker build --drafter."
-            )
         network = load_drafter(folder, model.config, model.embed_tokens.weight.dtype, model.embed_tokens.weight.device)
         if self.weights:
             lower_all(network, self.weights)

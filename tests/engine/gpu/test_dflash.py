@@ -71,7 +71,7 @@ def check_block() -> None:
     step.inputs.tables.copy_(tables)
     step.inputs.sequences.cached.copy_(torch.tensor(CONTEXT))
     step.features.copy_(features.flatten(0, 1))
-    DFlashObserve(found, step).run()
+    DFlashObserve(found, step.features, step.inputs).run()
     propose = DFlashPropose(found, Bucket(2, 4, 2))
     propose.inputs.tables.copy_(tables)
     propose.inputs.token_ids.copy_(torch.tensor([11, MASK, MASK, MASK, 12, MASK, 0, 0]))

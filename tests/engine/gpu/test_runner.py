@@ -3,8 +3,10 @@
 `test_step.py` and `test_dflash.py` compare the kernels themselves with the model, in Triton's interpreter.
 """
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from stoker.engine.gpu.weights import StepWeights, pack_decoder
 from stoker.engine.request import Event, Finish
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.dflash import DFlash
+from stoker.speculate.combine import FirstOf
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter, DraftRequest
@@ -30,7 +34,7 @@ from stoker.speculate.sampling import Sampling
 from tests.engine.drive import Oracle, drain, run, settings_for
 from tests.engine.gpu import test_dflash, twins
 
-VOCAB, TOKENS, DEPTH = 64, 14, 3
+VOCAB, TOKENS, DEPTH = 64, 20, 3
 LENGTHS = (60, 125, 5, 40, 1)
 Answers = dict[tuple[int, ...], list[int]]
 
@@ -49,6 +53,8 @@ def model() -> Decoder:
     )  # fmt: skip
     decoder = Decoder(ModelConfig.from_dict(raw, where="test"))
     for (name, values), parameter in zip(random_tensors(decoder, True, 3), decoder.parameters(), strict=True):
+        if name.startswith("mtp") and name.endswith(("q_norm.weight", "k_norm.weight")):
+            values = values + 2.0  # it looks closely at few keys
         exact = name.endswith(("A_log", "linear_attn.norm.weight"))
         parameter.data = values.float() if exact else values.bfloat16()
     return decoder
@@ -72,19 +78,30 @@ class Gpu:
         self.model, self.weights = model, weights
 
     def __call__(self, drafter: str | Drafter | None = None, **sizes: Any) -> Engine:
-        depth = DEPTH if drafter else 0
+        if isinstance(drafter, str):
+            return self.with_network(drafter, **sizes)[0]
+        config, backend = self._backend(DEPTH if drafter else 0, sizes)
+        return Engine(self.model, config, drafter, None, backend)
+
+    def with_network(
+        self, kind: str, wrap: Callable[[Drafter], Drafter] = lambda own: own, **sizes: Any
+    ) -> tuple[Engine, Drafter]:
+        config, backend = self._backend(DEPTH, sizes)
+        network: Drafter
+        if kind == "mtp":
+            network = backend.draft_with_mtp(DEPTH)
+        else:
+            drafter = self.dflash()
+            network = backend.draft_with_dflash(drafter.config, pack_dflash(drafter, 2048), DEPTH)
+        return Engine(self.model, config, wrap(network), None, backend), network
+
+    def dflash(self) -> DFlash:
+        torch.manual_seed(7)
+        return test_dflash.network()
+
+    def _backend(self, depth: int, sizes: dict[str, Any]) -> tuple[EngineConfig, GpuBackend]:
         config = replace(EngineConfig(pages=24, slots=4, max_depth=depth, prefill_budget=64), **sizes)
-        backend = GpuBackend(self.model.config, config, self.weights)
-        asked: Drafter | None = None
-        if drafter == "mtp":
-            asked = backend.draft_with_mtp(DEPTH)
-        elif drafter == "dflash":
-            torch.manual_seed(7)
-            network = test_dflash.network()
-            asked = backend.draft_with_dflash(network.config, pack_dflash(network, 2048), DEPTH)
-        elif drafter is not None and not isinstance(drafter, str):
-            asked = drafter
-        return Engine(self.model, config, asked, None, backend)
+        return config, GpuBackend(self.model.config, config, self.weights)
 
 
 @pytest.fixture
@@ -126,24 +143,35 @@ def told(events: Sequence[Event]) -> list[object]:
 
 
 class Knowing(Oracle):
-    """Spoils some of its guesses within the small vocabulary."""
+    """Spoils its guess at every fourth place of the text."""
 
     max_depth = DEPTH
 
     def propose(self, requests: Sequence[DraftRequest], go_on: object = None) -> list[Draft]:
-        found = super().propose(requests)
-        return [Draft([token % VOCAB for token in draft.tokens], draft.confidence) for draft in found]
+        found = []
+        for request in requests:
+            answer = self.answers[tuple(request.prompt)][len(request.output) :][: request.depth]
+            spoiled = [
+                (t + (request.length + i) % self.wrong // (self.wrong - 1)) % VOCAB for i, t in enumerate(answer)
+            ]
+            found.append(Draft(spoiled, [1.0] * len(spoiled)))
+        return found
 
 
-def knowing(prompts: list[list[int]], alone: list[list[Event]]) -> Knowing:
-    return Knowing({tuple(p): tokens(events) for p, events in zip(prompts, alone, strict=True)}, wrong=4)
+def knows(prompts: list[list[int]], alone: list[list[Event]]) -> tuple[Answers, int]:
+    """The answers, and how many tokens there are for each that is to be spoiled."""
+    return {tuple(p): tokens(events) for p, events in zip(prompts, alone, strict=True)}, 4
 
 
 def test_tokens_are_those_of_the_model_on_the_cpu(model: Decoder, prompts, alone) -> None:
     engine = Engine(model, EngineConfig(pages=24, slots=8, max_depth=0))
     expected = ask(engine, prompts, [asked(i) for i in range(len(prompts))])
-    # the two round differently, so a near tie may fall otherwise; anything wired wrongly changes all of them
-    assert sum(tokens(a) == tokens(b) for a, b in zip(alone, expected, strict=True)) >= len(prompts) - 1
+    # the two round differently: a near tie may fall otherwise, and all that follows with it
+    shared = [
+        len(list(takewhile(lambda pair: pair[0] == pair[1], zip(tokens(a), tokens(b), strict=True))))
+        for a, b in zip(alone, expected, strict=True)
+    ]
+    assert sum(shared) > 0.6 * TOKENS * len(prompts), shared
 
 
 def test_company_changes_no_bit(gpu: Gpu, prompts, alone) -> None:
@@ -153,37 +181,75 @@ def test_company_changes_no_bit(gpu: Gpu, prompts, alone) -> None:
 
 
 def test_drafts_of_every_depth_change_no_bit(gpu: Gpu, prompts, alone) -> None:
-    engine = gpu(knowing(prompts, alone))
+    engine = gpu(Knowing(*knows(prompts, alone)))
     found = ask(engine, prompts, [asked(i) for i in range(len(prompts))], [0, 1, 3, 2, 3])
     assert [told(events) for events in found] == [told(events) for events in alone]
     totals = engine.stats().totals
     assert 0 < totals.accepted < totals.drafted
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "dflash"])
-def test_networks_change_no_bit_and_draft_as_on_the_cpu(gpu: Gpu, model: Decoder, prompts, alone, drafter) -> None:
-    depths = [3, 1, 2, 0, 3]
-    found = ask(gpu(drafter), prompts, [asked(i) for i in range(len(prompts))], depths)
+class Sometimes(Knowing):
+    """Knows nothing every other time, which leaves the network behind it to draft after blocks that were accepted."""
+
+    def propose(self, requests: Sequence[DraftRequest], go_on: object = None) -> list[Draft]:
+        found = super().propose(requests)
+        return [Draft() if len(r.output) % 2 else draft for r, draft in zip(requests, found, strict=True)]
+
+
+def noted(network: Drafter) -> dict[tuple[int, int], Draft]:
+    """What a network goes on to draft, by first token of the prompt and length of the text."""
+    found: dict[tuple[int, int], Draft] = {}
+    propose = network.propose
+
+    def noting(requests: Sequence[DraftRequest], go_on: Any = None) -> list[Draft]:
+        drafts = propose(requests, go_on)
+        found.update({(r.prompt[0], r.length): draft for r, draft in zip(requests, drafts, strict=True) if len(draft)})
+        return drafts
+
+    network.propose = noting  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_networks_change_no_bit_and_draft_as_on_the_cpu(gpu: Gpu, model: Decoder, prompts, alone, kind: str) -> None:
+    """Confidences are compared, which a key too many or a place too far changes more than rounding does."""
+    settings, depths = [asked(i) for i in range(len(prompts))], [3, 1, 2, 0, 3]
+    engine, network = gpu.with_network(kind, lambda own: FirstOf(Sometimes(*knows(prompts, alone)), own))
+    ours = noted(network)
+    found = ask(engine, prompts, settings, depths)
     assert [told(events) for events in found] == [told(events) for events in alone]
-    torch.manual_seed(7)
-    cpu: Drafter = MtpDrafter(model, 24, 4, DEPTH)
-    if drafter == "dflash":
-        cpu = DFlashDrafter(model, test_dflash.network(), 24, DEPTH)
-    engine = Engine(model, EngineConfig(pages=24, slots=4, max_depth=DEPTH, prefill_budget=64), cpu)
-    expected = ask(engine, prompts, [asked(i) for i in range(len(prompts))], depths)
-    alike = [
-        ours == theirs
-        for a, b in zip(found, expected, strict=True)
-        if tokens(a) == tokens(b)
-        for one, other in zip(a, b, strict=False)
-        for ours, theirs in zip(one.drafts, other.drafts, strict=False)
-    ]
-    # a random network is often undecided, and the two round differently; by chance one in 64 would be alike
-    assert sum(alike) > 0.8 * len(alike) > 40
+    assert engine.stats().totals.accepted > 10
+    own: Drafter = MtpDrafter(model, 24, 4, DEPTH)
+    if kind == "dflash":
+        own = DFlashDrafter(model, gpu.dflash(), 24, DEPTH)
+    theirs = noted(own)
+    both = FirstOf(Sometimes(*knows(prompts, alone)), own)
+    ask(
+        Engine(model, EngineConfig(pages=24, slots=4, max_depth=DEPTH, prefill_budget=64), both),
+        prompts,
+        settings,
+        depths,
+    )
+    common = ours.keys() & theirs.keys()
+    assert len(common) > 12
+    pairs = [pair for key in common for pair in _pairs(ours[key], theirs[key])]
+    off = [abs(mine - other) / other for (_, mine), (_, other) in pairs]
+    assert sum(a == b for (a, _), (b, _) in pairs) > 0.8 * len(pairs)
+    assert statistics.median(off) < 0.03
+
+
+def _pairs(ours: Draft, theirs: Draft) -> Iterator[tuple[tuple[int, float], tuple[int, float]]]:
+    """Tokens and confidences of both, as long as they agree."""
+    for mine, other in zip(
+        zip(ours.tokens, ours.confidence, strict=True), zip(theirs.tokens, theirs.confidence, strict=True), strict=True
+    ):
+        yield mine, other
+        if mine[0] != other[0]:
+            return
 
 
 def test_preempted_requests_give_the_same_tokens(gpu: Gpu, prompts, alone) -> None:
-    engine = gpu(knowing(prompts, alone), pages=4)
+    engine = gpu(Knowing(*knows(prompts, alone)), pages=4)
     found = ask(engine, prompts, [asked(i) for i in range(len(prompts))], [3] * len(prompts))
     assert engine.scheduler.preemptions > 0
     assert [tokens(events) for events in found] == [tokens(events) for events in alone]

@@ -4,6 +4,8 @@ as the kernels round, and the recurrent state is rounded after each token.
 """
 
 import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,13 @@ from torch.nn.functional import pad, silu, softplus
 
 import stoker.engine.gpu.dflash
 import stoker.engine.gpu.mtp
+import stoker.engine.gpu.prompts
 import stoker.engine.gpu.slots
 import stoker.engine.gpu.step
+from stoker.engine.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
+from stoker.engine.gpu.weights import DeltaLayer, StepWeights
+from stoker.model.cache import KVPages
+from stoker.model.config import ModelConfig
 from stoker.ops.attention import SPLIT
 from stoker.ops.packed import PackedWeight
 from stoker.ops.triton.attention import CAUSAL, AttentionWeights, Heads, Pages, Partials, Sight
@@ -35,6 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         for module in MODULES:
             if hasattr(module, twin.__name__):
                 monkeypatch.setattr(module, twin.__name__, twin)
+    monkeypatch.setattr(stoker.engine.gpu.prompts, "Prefill", Prefill)
 
 
 @functools.cache
@@ -261,3 +269,65 @@ def remember(
 def swiglu(y: Tensor, out: Tensor, pdl: bool = False) -> None:
     gate, up = y.double().chunk(2, dim=1)
     out.copy_(silu(gate) * up)
+
+
+class Prefill:
+    """Takes the place of the prefill path: as many steps as the ring has room for, then all of it in the state."""
+
+    def __init__(
+        self, config: ModelConfig, weights: StepWeights, cache: GpuCache, chunk: int, taps: Sequence[int] = ()
+    ) -> None:
+        self._config, self._weights, self._cache, self._taps = config, weights, cache, taps
+        self.features = torch.zeros(chunk, len(taps) * config.hidden_size).bfloat16()
+        self.logits, self.token = torch.zeros(1, config.vocab_size), torch.zeros(1, dtype=torch.int32)
+        self.buffers = SimpleNamespace(drafted=torch.zeros(chunk, config.hidden_size).bfloat16())
+        self._x = torch.zeros(chunk, config.hidden_size).bfloat16()
+
+    def forward(
+        self, token_ids: Tensor, table: Tensor, *, slot: int, cached: int, replay: int = 0, choose: bool = True
+    ) -> None:
+        assert cached % 64 == 0, "chunks are anchored at multiples of 64"
+        assert self._cache.deltas is not None
+        room = (self._cache.deltas.inputs.shape[2] - 3) // 2
+        for done in range(0, len(token_ids), room):
+            ids = token_ids[done : done + room]
+            inputs = self._inputs(len(ids), table, slot, cached + done, replay)
+            inputs.token_ids.copy_(ids)
+            bucket = Bucket(1, len(ids), inputs.tables.shape[1] // 4)
+            step = stoker.engine.gpu.step.Step(
+                self._config, self._weights, self._cache, bucket, logits=True, taps=self._taps, inputs=inputs
+            )
+            step.forward()
+            rows = slice(done, done + len(ids))
+            self.features[rows], self._x[rows], replay = step.features, step.buffers.x, len(ids)
+        assert step.buffers.best.logits is not None
+        self.logits[0], self.token[0] = step.buffers.best.logits[-1], step.buffers.tokens[-1]
+        ended = self._inputs(1, table, slot, cached + len(token_ids), replay)
+        ended.sequences.lengths.zero_()
+        mixers = [layer.mixer for layer in self._weights.layers if isinstance(layer.mixer, DeltaLayer)]
+        for ring, mixer in zip((s for s in self._cache.layers if isinstance(s, DeltaRing)), mixers, strict=True):
+            deltanet(torch.zeros(1, 0), torch.zeros(1, 0), ring, mixer.weights, ended.sequences)
+
+    def draft(self, following: Tensor, table: Tensor, pages: KVPages, *, cached: int, keys_only: bool = False) -> None:
+        mtp, count = self._weights.mtp, len(following)
+        assert mtp is not None
+        inputs = self._inputs(count, table, 0, cached, 0)
+        own = StepBuffers.allocate(self._config, Bucket(1, count, inputs.tables.shape[1] // 4), 1, "cpu")
+        joined = torch.zeros(count, 2 * self._config.hidden_size).bfloat16()
+        mtp_inputs(following, self._weights.embedding, self._x[:count], mtp.first, joined)
+        linear(joined, mtp.fc, own.x, own.workspace)
+        begin(Stream(own.x, mtp.layer.input_norm, own.scaled), own.squares, None, None)
+        stoker.engine.gpu.step.run_layer(
+            self._config, mtp.layer, pages, inputs, own, own.routing[0], mtp.norm, pdl=False
+        )
+        self.buffers.drafted.fill_(torch.nan)
+        if not keys_only:
+            self.buffers.drafted[:count] = own.x
+
+    def _inputs(self, rows: int, table: Tensor, slot: int, cached: int, replay: int) -> StepInputs:
+        inputs = StepInputs.allocate(Bucket(1, rows, -(-len(table) // 4)), 64, "cpu")
+        inputs.tables[0, : len(table)] = table
+        inputs.sequences.slots.fill_(slot)
+        inputs.sequences.cached.fill_(cached)
+        inputs.sequences.replay.fill_(replay)
+        return inputs

@@ -8,7 +8,6 @@ from stoker.ops.attention import SPLIT
 from stoker.ops.int4_linear import MAX_TOKENS
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of several sequences; a single one has a bucket for every number
-PROMPT_ROWS = 32  # of a prompt, where it goes through steps
 CELLS = 16_384  # tokens times splits of a bucket: they hold a partial sum for every head
 FEW_SPLITS, MORE = 8, 8  # the shortest contexts have so many splits of 256 keys; each next kind has so many times more
 
@@ -30,12 +29,12 @@ def split_counts(longest: int) -> list[int]:
 
 
 def step_buckets(slots: int, window: int, longest: int) -> list[Bucket]:
-    """Of verify steps of up to `window` rows a sequence, and of prompts."""
+    """Of steps of up to `window` rows a sequence."""
     found = []
     for splits in split_counts(longest):
         for count in sequence_counts(slots):
             several = [*(rows for rows in ROWS if rows < window), window]
-            for rows in [*range(1, window + 1), PROMPT_ROWS] if count == 1 else several:
+            for rows in range(1, window + 1) if count == 1 else several:
                 bucket = Bucket(count, rows, splits)
                 if count == 1 or (bucket.tokens <= MAX_TOKENS and bucket.cells <= CELLS):
                     found.append(bucket)

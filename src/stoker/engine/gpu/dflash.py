@@ -106,12 +106,18 @@ class DFlashNetwork:
 
 
 class DFlashObserve:
-    """The context of a step's rows, from the features it left. No token needs to be known for it."""
+    """The context of rows, from the `features` that a step or a prompt left. No token needs to be known for it."""
 
-    def __init__(self, drafter: DFlashNetwork, step: Step, largest: "DFlashObserve | None" = None) -> None:
+    def __init__(
+        self,
+        drafter: DFlashNetwork,
+        features: Tensor,
+        inputs: StepInputs,
+        largest: "DFlashObserve | None" = None,
+    ) -> None:
         """In the memory of another that has as many rows or more, if given: they run one after the other."""
-        self._drafter, self._step = drafter, step
-        tokens, hidden, device = step.bucket.tokens, drafter.config.hidden_size, drafter.device
+        self._drafter, self._features, self._inputs = drafter, features, inputs
+        tokens, hidden, device = len(features), drafter.config.hidden_size, drafter.device
         memories = drafter.weights.memories.out_features
 
         def room(name: str, size: int, dtype: torch.dtype) -> Tensor:
@@ -125,12 +131,12 @@ class DFlashObserve:
         self._space: Workspace = largest._space if largest else _workspace(tokens, max(hidden, memories), device)
 
     def run(self) -> None:
-        own, step, weights = self._drafter, self._step, self._drafter.weights
-        linear(step.features, weights.fc, self._x, self._space, None, own.pdl)
+        own, inputs, weights = self._drafter, self._inputs, self._drafter.weights
+        linear(self._features, weights.fc, self._x, self._space, None, own.pdl)
         begin(Stream(self._x, weights.hidden_norm, self._scaled), self._squares, None, None, own.pdl)
         norm = Norm(self._squares, own.config.rms_norm_eps)
         linear(self._scaled, weights.memories, self._memories, self._space, norm, own.pdl)
-        remember(self._memories, own.pages, step.inputs.tables, weights.context, step.inputs.sequences, own.pdl)
+        remember(self._memories, own.pages, inputs.tables, weights.context, inputs.sequences, own.pdl)
 
 
 @dataclass(frozen=True)
@@ -259,7 +265,11 @@ class DFlashDraft:
             raise ValueError(f"a block of {config.block_size} drafts 1 to {config.block_size - 1} tokens, not {depth}")
         drafter = DFlashNetwork(config, weights, step.weights, pages, step.pdl)
         bucket = Bucket(step.bucket.sequences, depth + 1, step.bucket.splits)
-        self._step, self._observe, self._propose = step, DFlashObserve(drafter, step), DFlashPropose(drafter, bucket)
+        self._step, self._observe, self._propose = (
+            step,
+            DFlashObserve(drafter, step.features, step.inputs),
+            DFlashPropose(drafter, bucket),
+        )
         self._propose.inputs.token_ids.fill_(config.mask_token_id)
 
     @property

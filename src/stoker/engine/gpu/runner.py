@@ -12,7 +12,7 @@ from torch import Tensor
 from stoker.engine.block import Block
 from stoker.engine.config import EngineConfig
 from stoker.engine.flat import Part
-from stoker.engine.gpu.buckets import PROMPT_ROWS, fitting, smallest, step_buckets
+from stoker.engine.gpu.buckets import fitting, smallest, step_buckets
 from stoker.engine.gpu.dflash import DFlashObserve, DFlashWeights
 from stoker.engine.gpu.drafters import (
     DFlashDrafter,
@@ -23,11 +23,12 @@ from stoker.engine.gpu.drafters import (
 )
 from stoker.engine.gpu.graphs import Download, Recorder, Upload
 from stoker.engine.gpu.mtp import MtpObserve
+from stoker.engine.gpu.prompts import Prompts
 from stoker.engine.gpu.slots import SlotCache
 from stoker.engine.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
 from stoker.engine.gpu.step import Step
 from stoker.engine.gpu.weights import StepWeights
-from stoker.engine.outcome import Emitted, emit, following, settle
+from stoker.engine.outcome import Emitted, following, settle
 from stoker.engine.request import Sequence as Request
 from stoker.engine.scheduler import Scheduler
 from stoker.model.cache import FP8, PAGE_SIZE
@@ -47,7 +48,7 @@ class GpuBackend:
             config,
             pages=engine.pages,
             slots=engine.slots,
-            window=max(engine.window, PROMPT_ROWS),
+            window=engine.window,
             device=weights.embedding.device,
             kv_dtype=FP8 if engine.kv_dtype == "fp8" else torch.bfloat16,
         )
@@ -153,9 +154,9 @@ class GpuRunner:
         self._programs = [program(bucket, own) for bucket, own in zip(self._buckets, buffers, strict=True)]
         largest = max(self._programs, key=lambda program: program.bucket.tokens)
         if isinstance(network, DFlashDrafter):
-            memory = DFlashObserve(network.network, largest.step)
+            memory = DFlashObserve(network.network, largest.step.features, largest.step.inputs)
             for each in self._programs:
-                each.context = DFlashObserve(network.network, each.step, memory)
+                each.context = DFlashObserve(network.network, each.step.features, each.step.inputs, memory)
         for each in self._programs:
             each.record()
         if isinstance(network, MtpDrafter):
@@ -165,12 +166,13 @@ class GpuRunner:
                 each.follow(network, own)
         if network:
             network.bind(scheduler.tables, recorder, longest)
+        self._prompts = Prompts(config, engine, weights, backend.cache, network, scheduler.tables, longest)
 
     def prefill(self, parts: list[Part], first_rows: dict[int, Row]) -> Emitted:
         """Prompt chunks; requests in `first_rows` end their prompt here and get their first token."""
         emitted: Emitted = []
         for part in parts:
-            emitted += self._prompt(part, first_rows.get(part.request.id))
+            emitted += self._prompts.run(part, first_rows.get(part.request.id))
             self._scheduler.keep_prompt(part.request)
         return emitted
 
@@ -202,27 +204,6 @@ class GpuRunner:
                 self._scheduler.keep_output(sequence)
         return emitted
 
-    def _prompt(self, part: Part, first: Row | None) -> Emitted:
-        """A chunk of a prompt in steps. The row that `first` describes chooses the request's first token."""
-        sequence = part.request
-        emitted: Emitted = []
-        end = sequence.computed + len(part.tokens)
-        while sequence.computed < end:
-            start = sequence.computed
-            tokens = part.tokens[start - end :][:PROMPT_ROWS]
-            program = self._program(1, len(tokens), start + len(tokens))
-            self._forward(program, [sequence], [tokens])
-            sequence.computed += len(tokens)
-            sequence.replay = 0
-            if sequence.computed == end and first is not None:
-                last = len(tokens) - 1
-                token = program.choose({last: first})[last]
-                emitted.append((sequence, emit(sequence, [token], program.logits, last)))
-            program.watch([sequence.slot], [following([sequence], [len(tokens)])])
-        self._cache.prefilled(sequence.slot, end)
-        sequence.stats.prefill_tokens += len(part.tokens)
-        return emitted
-
     def _forward(self, program: Program, members: Sequence[Request], tokens: Sequence[list[int]]) -> None:
         rows = []
         for sequence, own in zip(members, tokens, strict=True):
@@ -231,7 +212,7 @@ class GpuRunner:
         program.fill(rows)
         program.forward()
         for sequence in members:
-            self._cache.stepped(sequence.slot, sequence.computed)
+            self._cache.holds(sequence.slot, sequence.computed)
 
     def _program(self, count: int, rows: int, keys: int) -> Program:
         index = smallest(self._buckets, count, rows, keys)

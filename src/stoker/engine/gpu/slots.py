@@ -48,13 +48,9 @@ class SlotCache:
         """Tokens before `computed` that the next step must take into the state."""
         return computed - self._held[slot]
 
-    def stepped(self, slot: int, cached: int) -> None:
-        """A step was launched after `cached` tokens, all of which are in the state now."""
+    def holds(self, slot: int, cached: int) -> None:
+        """A step was launched after `cached` tokens; or a prompt up to there. All of them are in the state now."""
         self._held[slot] = self._begun[slot] = cached
-
-    def prefilled(self, slot: int, computed: int) -> None:
-        """All `computed` tokens are of the text: none will be taken back."""
-        self._begun[slot] = computed
 
     def settle(self, slot: int, pending: int) -> int:
         """Takes tokens into the state, up to the first `pending` of the last step. -> how many it holds then."""
@@ -70,9 +66,6 @@ class SlotCache:
                 deltanet(self._y, self._out, ring, weights, numbers)
         self._held[slot] = position
         return position
-
-    def restored(self, slot: int, position: int) -> None:
-        self._held[slot] = self._begun[slot] = position
 
     def snapshots(self, count: int) -> "GpuSnapshots":
         return GpuSnapshots.allocate(self.tensors.deltas, self._weights[0].conv.shape[0] if self._weights else 1, count)
@@ -106,7 +99,7 @@ class GpuSnapshots:
 
     def restore(self, cache: SlotCache, slot: int, index: int) -> None:
         position = self.positions[index]
-        cache.restored(slot, position)
+        cache.holds(slot, position)
         for conv, recurrent in self.layers:
             deltas = cache.tensors.deltas
             assert deltas is not None

@@ -1,10 +1,10 @@
 """A network's weights as the step kernels read them, and how a loaded model becomes that."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.errors import ConfigError
 from stoker.model.attention import Attention
@@ -21,6 +21,7 @@ from stoker.ops.rope import rope_table
 from stoker.ops.triton.attention import AttentionWeights
 from stoker.ops.triton.deltanet import DeltaWeights
 from stoker.ops.triton.rows import MtpNorms
+from stoker.weights.formats.base import WeightFormat
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row
@@ -78,8 +79,12 @@ class StepWeights:
     mtp: MtpWeights | None = None
 
 
-def pack_decoder(model: Decoder, positions: int) -> StepWeights:
-    """A loaded model for the step kernels, on the device it lies on. `positions` is the longest context."""
+def pack_decoder(model: Decoder, positions: int, release: bool = False) -> StepWeights:
+    """A loaded model for the step kernels, on the device it lies on. `positions` is the longest context.
+
+    With `release` the model lets go of each layer once it is packed: never are two copies of more than one in memory.
+    It keeps its embedding and the sizes of all else.
+    """
     config = model.config
     rope = rope_table(
         torch.arange(positions, device=model.embed_tokens.weight.device), config.rope_theta, config.rotary_dim
@@ -98,9 +103,34 @@ def pack_decoder(model: Decoder, positions: int) -> StepWeights:
             layer=_layer(layer, config, rope),
             norm=last,
         )
-    layers = [_layer(layer, config, rope) for layer in model.layers if isinstance(layer, DecoderLayer)]
-    embedding = model.embed_tokens.weight
-    return StepWeights(embedding, layers, norm, pack([model.lm_head.weight]), mtp)
+        if release:
+            let_go(head)
+    layers = []
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        layers.append(_layer(layer, config, rope))
+        if release:
+            let_go(layer)
+    embedding, output = model.embed_tokens.weight, pack([model.lm_head.weight])
+    if release and model.lm_head.weight is not embedding:
+        let_go(model.lm_head)
+    return StepWeights(embedding, layers, norm, output, mtp)
+
+
+def let_go(module: nn.Module) -> None:
+    """Frees the memory of a module's weights. Their shapes and sizes stay, for whoever counts bytes."""
+    for part in module.modules():
+        for name, value in [*vars(part).items(), *part.named_parameters(recurse=False)]:
+            if isinstance(value, nn.Parameter):
+                setattr(part, name, nn.Parameter(value.to("meta"), requires_grad=False))
+            elif isinstance(value, WeightFormat):
+                setattr(part, name, _emptied(value))
+            elif isinstance(value, Joined):
+                setattr(part, name, Joined(tuple(_emptied(each) for each in value.parts)))
+
+
+def _emptied(weight: WeightFormat) -> WeightFormat:
+    return replace(weight, **{name: tensor.to("meta") for name, tensor in weight.tensors().items()})
 
 
 def pack(weights: Sequence[Weight]) -> PackedWeight:
