@@ -18,7 +18,7 @@ import pytest
 from tests.server.faulty import HANG, RAISE, SLOW
 from tests.server.running import PATIENCE_S, Running, chat_body
 
-BODY_TIMEOUT_S = 3.0
+BODY_TIMEOUT_S = 8.0  # a client of eighty threads on a busy machine may take seconds to say its first word
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def server(faulty: Running) -> Iterator[Running]:
     """Whatever a test did to it, it serves again."""
     yield faulty
     faulty.wait()
-    faulty.until_idle()
     assert faulty.chat(max_tokens=3)["usage"]["completion_tokens"] <= 3
+    faulty.until_idle()  # last, or the next test would take this request for its own
 
 
 def lines(server: Running, body: dict[str, Any], taken: Callable[[], object] = lambda: None) -> Iterator[str]:
@@ -107,7 +107,7 @@ def test_two_hundred_clients_that_leave_in_the_middle(server: Running) -> None:
 
 
 def test_a_client_that_leaves_before_its_whole_answer(server: Running) -> None:
-    body = {**slow(), "stream": False}
+    body = {**slow(4000), "stream": False}
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.7)
     server.until_idle()
@@ -144,14 +144,14 @@ def test_fifty_clients_that_connect_and_stall(server: Running) -> None:
             answers.append(reading.read())  # up to the end of the connection
         client.close()
     assert set(answers[0::3]) | set(answers[1::3]) == {b""}
-    assert all(answer.startswith(b"HTTP/1.1 408") and b"3 s" in answer for answer in answers[2::3])
+    assert all(answer.startswith(b"HTTP/1.1 408") and b"8 s" in answer for answer in answers[2::3])
 
 
 def test_the_engine_process_is_killed(server: Running) -> None:
     pid = server.get("/state").json()["engine"]["pid"]
     restarts = server.gauges()["stoker:engine_restarts_total"]
     ended: list[str] = []
-    clients = [threading.Thread(target=lambda: ended.append(outcome(server, slow()))) for _ in range(6)]
+    clients = [threading.Thread(target=lambda: ended.append(outcome(server, slow(4000)))) for _ in range(6)]
     for client in clients:
         client.start()
     server.until(lambda: server.get("/state").json()["engine"]["running"] == 4, "four running requests")
@@ -172,7 +172,7 @@ def test_the_engine_process_is_killed(server: Running) -> None:
 def test_a_step_hangs(server: Running) -> None:
     """The one that did it and the one beside it are told, and the next ones are served by a new engine."""
     beside: list[str] = []
-    client = threading.Thread(target=lambda: beside.append(outcome(server, slow())))
+    client = threading.Thread(target=lambda: beside.append(outcome(server, slow(4000))))
     client.start()
     server.until(lambda: server.get("/state").json()["engine"]["running"] == 1, "a running request")
     response = server.post("/v1/chat/completions", chat_body(seed=HANG))

@@ -17,15 +17,16 @@ from stoker.server.errors import ApiError
 from stoker.server.protocol.chat import Function, Tool
 from stoker.server.run import listen
 from stoker.server.served import ServedModel
-from tests.server.running import Running, chat_body
+from tests.server.faulty import SLOW
+from tests.server.running import PATIENCE_S, Running, chat_body
 
 KEY = "sk-0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Running]:
-    options = ("--model", "demo", "--users", "1", "--no-self-test", "--request-timeout", "4")
-    server = Running(*options, env={"STOKER_API_KEY": KEY})
+    options = ("--model", "demo", "--users", "1", "--no-self-test", "--request-timeout", "8")
+    server = Running(*options, module="tests.server.faulty", env={"STOKER_API_KEY": KEY})
     try:
         yield server.wait(KEY)
     finally:
@@ -56,7 +57,9 @@ PATHS = (
 def test_without_the_key_nothing_but_health_answers(locked: Running, key: str | None) -> None:
     headers = {} if key is None else {"authorization": f"Bearer {key}", "x-api-key": key}
     for method, path in PATHS:
-        response = httpx.request(method, locked.url + path, headers=headers, json={} if method == "POST" else None)
+        response = httpx.request(
+            method, locked.url + path, headers=headers, json={} if method == "POST" else None, timeout=PATIENCE_S
+        )
         assert response.status_code == 401, path
         assert "API key" in response.text
         assert KEY not in response.text
@@ -73,13 +76,13 @@ def test_with_the_key_in_any_of_its_places(locked: Running) -> None:
 
 
 def test_a_request_that_takes_too_long_is_ended(locked: Running) -> None:
-    headers, body = {"x-api-key": KEY}, chat_body(max_tokens=8000, ignore_eos=True, temperature=2.0)
+    headers, body = {"x-api-key": KEY}, chat_body(max_tokens=8000, ignore_eos=True, seed=SLOW)
     whole = locked.post("/v1/chat/completions", body, headers=headers)
     assert whole.status_code == 504, whole.text
-    assert "ended after 4 s with" in whole.json()["error"]["message"]
+    assert "ended after 8 s with" in whole.json()["error"]["message"]
     streamed = locked.post("/v1/chat/completions", {**body, "stream": True}, headers=headers)
     assert streamed.status_code == 200
-    assert "ended after 4 s with" in streamed.text.split("data: ")[-2]
+    assert "ended after 8 s with" in streamed.text.split("data: ")[-2]
     assert locked.post("/v1/chat/completions", chat_body(max_tokens=2), headers=headers).status_code == 200
 
 
