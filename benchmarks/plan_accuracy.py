@@ -60,6 +60,7 @@ def main() -> None:
         write_fit(fits[""], held)
         console.print(f"Wrote {DATA / 'fit.toml'}.")
     if arguments.json:
+        report["command"] = " ".join(("python -m benchmarks.plan_accuracy", *sys.argv[1:]))
         report["rows"] = [as_json(h) for h in held]
         report["rows_by_parameter_count"] = [as_json(h) for h in strangers]
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -130,7 +130,9 @@ def find_model(name: str) -> Model:
     if name == NAME or path.is_dir() or path.suffix == ".json":
         file = path if path.suffix == ".json" else path / "config.json"
         model = from_file(file)
-        return replace(model, default_weights="checkpoint" if path.is_dir() else "bf16", source=str(file))
+        called = "the embedded model" if name == NAME else model.name
+        weights = "checkpoint" if path.is_dir() else "bf16"
+        return replace(model, name=called, default_weights=weights, source=str(file))
     from stoker.plan.evidence import of_model
 
     near = suggestion(name, {alias: known for known, aliases in _names().items() for alias in aliases})

@@ -13,7 +13,19 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.model.config import FAMILIES, FULL, LINEAR, DeltaConfig, Fields, ModelConfig
 from stoker.weights.expected import expected_parameters
-from stoker.weights.groups import ATTENTION, DELTANET, DENSE, EMBEDDING, HEAD, MTP, ROUTED, ROUTER, SHARED, group_of
+from stoker.weights.groups import (
+    ATTENTION,
+    DELTANET,
+    DENSE,
+    EMBEDDING,
+    HEAD,
+    MTP,
+    OTHER,
+    ROUTED,
+    ROUTER,
+    SHARED,
+    group_of,
+)
 
 SLIDING = "sliding_attention"
 GPT_OSS = "gpt_oss"
@@ -115,8 +127,8 @@ class Model:
 
     @cached_property
     def looked_up_parameters(self) -> int:
-        """Of the embedding: a token takes a row of it and multiplies nothing."""
-        return sum(weight.parameters for weight in self.weights if weight.group == EMBEDDING)
+        """Of the embeddings: a token takes a row of them and multiplies nothing."""
+        return sum(weight.parameters for weight in self.weights if weight.group in (EMBEDDING, OTHER))
 
     def kv_bytes_per_token(self, item: float, kind: str = FULL) -> float:
         """Of all layers of that kind; `item` is 2 for BF16 and 1 for FP8."""
