@@ -1,16 +1,22 @@
 """The memory plan refuses what does not fit, with the numbers; the guard gives up a little before it gives up all."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 
 from stoker.demo import EMBEDDED
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
-from stoker.server.memory import MEMINFO, MemoryGuard, Reading, read_memory
+from stoker.server.memory import MEMINFO, MemoryGuard, Reading, _group_folders, read_memory
 from stoker.server.plan import plan_engine
 from tests.server.faulty import SLOW
 from tests.server.running import PATIENCE_S, Running, chat_body
@@ -156,3 +162,79 @@ def test_a_start_beyond_the_reserve_is_refused_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in server.log
     assert time.monotonic() - began < PATIENCE_S
     server.stop()
+
+
+# -- in a control group, where one can be made
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """Below this process's own, so that whatever holds for it holds for its child."""
+    mine = str(os.getpid())
+    for parent in _group_folders():
+        folder = parent / f"stoker-test-{mine}"
+        try:
+            if mine in (parent / "cgroup.procs").read_text().split():
+                folder.mkdir()
+        except OSError:
+            continue
+        if _limit_file(folder):
+            yield folder
+            folder.rmdir()
+            return
+        if folder.exists():
+            folder.rmdir()
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+def _limit_file(folder: Path) -> Path | None:
+    return next((file for name in ("memory.max", "memory.limit_in_bytes") if (file := folder / name).exists()), None)
+
+
+def _kills(folder: Path) -> int:
+    """How often the kernel has killed for want of memory."""
+    [file] = [file for name in ("memory.events", "memory.oom_control") if (file := folder / name).exists()]
+    return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
+
+
+# Takes 32 MiB every half second, in its parent's control group, for as long as the process given is there.
+HOG = """
+import os, sys, time
+taken = []
+while os.path.exists(f"/proc/{sys.argv[1]}/exe"):
+    taken.append(b"x" * (32 << 20))
+    time.sleep(0.5)
+"""
+
+
+def test_in_a_control_group_that_fills_up_nobody_is_killed(group: Path) -> None:
+    """A neighbour takes what there is. Requests are answered or refused, and the server ends before the kernel acts."""
+    limit = _limit_file(group)
+    assert limit
+    limit.write_text(str(2560 << 20))
+    server = Running("--model", "demo", "--users", "2", "--reserve", "1", "--drain-timeout", "2", "--no-self-test")
+    (group / "cgroup.procs").write_text(str(server.process.pid))  # before the engine is started: it inherits
+    server.wait()
+    assert server.gauges()["stoker:memory_available_bytes"] < 2560 << 20, "the group's limit is known"
+    hog = subprocess.Popen([sys.executable, "-c", HOG, str(server.process.pid)])
+    (group / "cgroup.procs").write_text(str(hog.pid))
+    statuses: list[int] = []
+    with contextlib.suppress(httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):  # it is gone
+        while server.process.poll() is None:
+            statuses.append(server.post("/v1/chat/completions", chat_body(max_tokens=8)).status_code)
+    assert server.process.wait(PATIENCE_S) == 2
+    assert hog.wait(PATIENCE_S) == 0
+    log = " ".join(server.log.split())
+    server.stop()
+    assert _kills(group) == 0
+    assert set(statuses) <= {200, 503}
+    assert 200 in statuses
+    assert "the prefix cache is given up" in log
+    assert "ended before the host had to swap" in log
+    limit.write_text(str(1 << 30))
+    server = Running("--model", "demo")
+    (group / "cgroup.procs").write_text(str(server.process.pid))
+    assert server.process.wait(PATIENCE_S) == 2
+    assert "does not fit" in " ".join(server.log.split())
+    server.stop()
+    assert _kills(group) == 0
