@@ -34,7 +34,10 @@ def config() -> DFlashConfig:
 
 
 def network() -> DFlash:
-    drafter = DFlash(config()).bfloat16()
+    return randomize(DFlash(config()))
+
+
+def randomize(drafter: DFlash) -> DFlash:
     for name, parameter in drafter.named_parameters():
         size = parameter.shape[-1] ** -0.5
         values = 1.0 + 0.1 * torch.randn(parameter.shape) if "norm" in name else torch.randn(parameter.shape) * size
