@@ -19,9 +19,12 @@ from stoker.demo.random_checkpoint import random_tensors, small_config
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.gpu import graphs
 from stoker.engine.gpu.dflash import pack_dflash
+from stoker.engine.gpu.mtp import Mtp, MtpPropose
 from stoker.engine.gpu.runner import GpuBackend
+from stoker.engine.gpu.state import Bucket
 from stoker.engine.gpu.weights import StepWeights, pack_decoder
-from stoker.engine.request import Event, Finish
+from stoker.engine.request import AUTO, Event, Finish
+from stoker.model.cache import KVPages
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.dflash import DFlash
@@ -213,7 +216,7 @@ def noted(network: Drafter) -> dict[tuple[int, int], Draft]:
 @pytest.mark.parametrize("kind", ["mtp", "dflash"])
 def test_networks_change_no_bit_and_draft_as_on_the_cpu(gpu: Gpu, model: Decoder, prompts, alone, kind: str) -> None:
     """Confidences are compared, which a key too many or a place too far changes more than rounding does."""
-    settings, depths = [asked(i) for i in range(len(prompts))], [3, 1, 2, 0, 3]
+    settings, depths = [asked(i) for i in range(len(prompts))], [2, 3, 3, 0, 3]
     engine, network = gpu.with_network(kind, lambda own: FirstOf(Sometimes(*knows(prompts, alone)), own))
     ours = noted(network)
     found = ask(engine, prompts, settings, depths)
@@ -246,6 +249,47 @@ def _pairs(ours: Draft, theirs: Draft) -> Iterator[tuple[tuple[int, float], tupl
         yield mine, other
         if mine[0] != other[0]:
             return
+
+
+class Even:
+    """Allows even tokens, and after a 4 nothing but a 6."""
+
+    def allowed(self, output: Sequence[int]) -> Tensor:
+        found = torch.arange(VOCAB) % 2 == 0
+        return torch.arange(VOCAB) == 6 if output and output[-1] == 4 else found
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return [6] if output and output[-1] == 4 else []
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_depths_chosen_by_the_controller_and_masks_change_no_token(gpu: Gpu, prompts, kind: str) -> None:
+    answers = []
+    for engine, depth in ((gpu(), 0), (gpu(kind), AUTO)):
+        biased = [Sampling(max_tokens=TOKENS, logit_bias={4: 1.0}), asked(1), Sampling(max_tokens=TOKENS)]
+        ids = [
+            engine.submit(prompt, settings, depth, mask=Even() if index < 2 else None)
+            for index, (prompt, settings) in enumerate(zip(prompts, biased, strict=False))
+        ]
+        events = run(engine)
+        answers.append([tokens(events[i]) for i in ids])
+    assert answers[0] == answers[1]
+    assert all(token % 2 == 0 for answer in answers[0][:2] for token in answer)
+
+
+def test_an_mtp_head_writes_no_key_past_the_depth_asked_for(model: Decoder, weights: StepWeights) -> None:
+    """Where a request's pages end, the next ones are somebody else's."""
+    mtp = Mtp(model.config, weights, pages=2, slots=2)
+    propose = MtpPropose(mtp, Bucket(2, 1, 1), depth=3)
+    propose.inputs.tables.copy_(torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]]))
+    propose.inputs.sequences.cached.copy_(torch.tensor([10, 20]))
+    propose.depths.copy_(torch.tensor([1, 3]))
+    propose.first()
+    propose.next()
+    propose.next()
+    assert isinstance(mtp.pages, KVPages)
+    written = mtp.pages.keys.abs().sum((2, 3)).nonzero().tolist()
+    assert written == [[1, 21], [1, 22]]
 
 
 def test_preempted_requests_give_the_same_tokens(gpu: Gpu, prompts, alone) -> None:
