@@ -36,6 +36,23 @@ PARITY = {
     "join": "test_attention.py",
     "begin": "test_rows.py",
     "mtp_inputs": "test_rows.py",
+    "remember": "../../engine/gpu/test_dflash.py",
+    "swiglu": "../../engine/gpu/test_dflash.py",
+    "prefill_linear": "test_prefill_products.py",
+    "unpack": "test_prefill_products.py",
+    "prefill_gate_up": "test_prefill_products.py",
+    "prefill_down": "test_prefill_products.py",
+    "count": "test_prefill_products.py",
+    "pair_tiles": "test_prefill_products.py",
+    "conv": "test_prefill_deltanet.py",
+    "prepare": "test_prefill_deltanet.py",
+    "scan": "test_prefill_deltanet.py",
+    "gate": "test_prefill_deltanet.py",
+    "write": "test_prefill_attention.py",
+    "prefill_attention": "test_prefill_attention.py",
+    "norm": "../../engine/gpu/test_prefill.py",
+    "combine": "../../engine/gpu/test_prefill.py",
+    "choose": "../../engine/gpu/test_prefill.py",
 }
 TESTS = Path(__file__).parents[1] / "tests/ops/triton"
 

@@ -21,13 +21,14 @@ from stoker.ops.int4_linear import UNIT
 from stoker.ops.packed import Kind, PackedWeight
 from stoker.ops.triton.attention import Pages
 from stoker.ops.triton.deltanet import DeltaRing, Sequences, deltanet
+from stoker.ops.triton.drafter import swiglu
 from stoker.ops.triton.launch import Workspace
 from stoker.ops.triton.linear import Best, linear
 from stoker.ops.triton.prefill_attention import prefill_attention, write_keys
 from stoker.ops.triton.prefill_deltanet import Prepared, prefill_deltanet
 from stoker.ops.triton.prefill_experts import PairTiles, group_pairs, prefill_experts
 from stoker.ops.triton.prefill_linear import prefill_linear
-from stoker.ops.triton.prefill_rows import Choice, choose, combine, embed, norm, swiglu
+from stoker.ops.triton.prefill_rows import Choice, choose, combine, embed, norm
 from stoker.ops.triton.rows import best_tokens, mtp_inputs
 
 
@@ -131,14 +132,17 @@ class Prefill:
     ) -> None:
         """token_ids [T] int32 at positions `cached` on of the sequence whose pages are `table` [P] int32 and whose
         recurrent state lies in `slot`. The first `replay` tokens of its last step, which `cached` counts, are brought
-        into that state first. `choose`: what follows the last token is wanted."""
+        into that state first; where nothing is cached, it begins with zeros. `choose`: what follows the last token is
+        wanted."""
         tokens = self._check(token_ids, table, cached)
         weights, buffers, eps = self.weights, self.buffers, self.config.rms_norm_eps
         layers, x, normed = weights.layers, buffers.x[:tokens], buffers.normed[:tokens]
         embed(token_ids, weights.embedding, x, layers[0].input_norm, normed, eps)
         following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
         for index, (layer, state, scale) in enumerate(zip(layers, self.cache.layers, following, strict=True)):
-            if isinstance(state, DeltaRing) and replay:
+            if isinstance(state, DeltaRing) and not cached:
+                state.recurrent[slot].zero_()
+            elif isinstance(state, DeltaRing) and replay:
                 self._commit(layer, state, slot, cached, replay)
             self._layer(layer, state, table, x, scale, slot, cached)
             if index in self._taps:

@@ -46,6 +46,7 @@ class Variant:
     values: dict[str, Any]
     types: dict[str, str]
     amd: dict[str, Any] = field(default_factory=dict)  # what differs there
+    little: dict[str, Any] = field(default_factory=dict)  # what differs on NVIDIA where shared memory is 99 KB
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def compile_for(variant: Variant, target: Target) -> Needs:
     if not nvidia:
         values.pop("maxnreg", None)
         values |= variant.amd
+    elif target.shared_limit < 128 * KB:
+        values |= variant.little
     if "PTX" in values:
         values["PTX"] = nvidia
     if "PDL" in values:

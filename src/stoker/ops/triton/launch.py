@@ -64,6 +64,13 @@ def _hopper(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def pick(device: torch.device, large: dict[str, Any], little: dict[str, Any], amd: dict[str, Any]) -> dict[str, Any]:
+    """Settings for a GPU with 227 KB of shared memory, for those of NVIDIA with 99 KB, and for AMD's."""
+    if torch.version.hip:
+        return amd
+    return large if INTERPRETED or torch.cuda.get_device_capability(device)[0] in (9, 10) else little
+
+
 def weight_shape(weight: PackedWeight) -> dict[str, Any]:
     return {"KIND": int(weight.kind), "ROWS": weight.rows, "IN": weight.in_features}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stoker.ops.attention import E4M3_MAX, SMALLEST_SCALE
 from stoker.ops.triton.attention import AttentionWeights, Heads, Pages, _store_fp8, _stored, rotated
-from stoker.ops.triton.launch import INTERPRETED, arithmetic, check
+from stoker.ops.triton.launch import INTERPRETED, arithmetic, check, pick
 from stoker.ops.triton.products import e4m3
 
 WRITTEN = 64 if INTERPRETED else 8  # rows of one program that prepares queries and keys
@@ -106,10 +106,20 @@ def prefill_attention_kernel(
         out = tl.dot(weights.to(DOT), v.to(DOT), out * fade[:, None])
         top = after
     out = out / tl.where(token < tokens, total, 1.0)[:, None]
-    if Q_WIDTH > D:
-        gates = y_ptr + (m // ABREAST * WIDTH + head * Q_WIDTH + D)[:, None] + d
-        out = out / (1.0 + tl.exp(-tl.load(gates, mask=real, other=0.0)))
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=real)
+    # half of the columns at a time: gates and outputs together are more than the registers hold
+    left, right = tl.split(tl.permute(tl.reshape(out, (M, 2, D // 2)), (0, 2, 1)))
+    half = tl.arange(0, D // 2)[None, :]
+    at = (m // ABREAST * HEADS + head)[:, None] * D + half
+    gates = (m // ABREAST * WIDTH + head * Q_WIDTH + D)[:, None] + half
+    _store_gated(y_ptr + gates, out_ptr + at, left, real, Q_WIDTH > D)
+    _store_gated(y_ptr + gates + D // 2, out_ptr + at + D // 2, right, real, Q_WIDTH > D)
+
+
+@triton.jit
+def _store_gated(gate_ptrs, out_ptrs, value, ok, GATED: tl.constexpr):
+    if GATED:
+        value = value / (1.0 + tl.exp(-tl.load(gate_ptrs, mask=ok, other=0.0)))
+    tl.store(out_ptrs, value.to(out_ptrs.dtype.element_ty), mask=ok)
 
 
 def write_keys(y: Tensor, q: Tensor | None, pages: Pages, weights: AttentionWeights, heads: Heads, cached: int) -> None:
@@ -182,15 +192,11 @@ def _check_pages(pages: Pages, heads: Heads, stop: int, like: Tensor) -> None:
 
 
 HOPPER = {"TOKENS": 64, "ABREAST": 2, "BLOCK": 64, "num_warps": 8, "num_stages": 2}
-OTHER_NVIDIA = {"TOKENS": 64, "ABREAST": 1, "BLOCK": 32, "num_warps": 8, "num_stages": 2}  # 99 KB of shared memory
+LITTLE = {"TOKENS": 64, "ABREAST": 1, "BLOCK": 32, "num_warps": 8, "num_stages": 2}  # 99 KB of shared memory
 AMD = {"TOKENS": 64, "ABREAST": 1, "BLOCK": 32, "num_warps": 8, "num_stages": 1}
 SMALL = {"TOKENS": 32, "ABREAST": 2, "BLOCK": 64}  # the interpreter's
 
 
 def launch_shape(device: torch.device) -> dict[str, Any]:
     """Keys of a block decide the order of the sum: one choice per kind of device."""
-    if INTERPRETED:
-        return SMALL
-    if torch.version.hip:
-        return AMD
-    return HOPPER if torch.cuda.get_device_capability(device)[0] in (9, 10) else OTHER_NVIDIA
+    return SMALL if INTERPRETED else pick(device, HOPPER, LITTLE, AMD)

@@ -21,7 +21,7 @@ from torch import Tensor
 from stoker.ops.family import CHUNK
 from stoker.ops.norm import L2_EPS
 from stoker.ops.triton.deltanet import DeltaRing, DeltaWeights, _softplus
-from stoker.ops.triton.launch import INTERPRETED, arithmetic, check
+from stoker.ops.triton.launch import INTERPRETED, arithmetic, check, pick
 
 
 @dataclass(frozen=True)
@@ -289,19 +289,20 @@ def prefill_deltanet(
         AB_WIDTH=width if gates is None else 2 * heads, AB_AT=values if gates is None else 0, **PREPARE, **heads_of,
         **math,
     )  # fmt: skip
-    slab = min(SLAB, value_dim)
-    scan_kernel[(value_dim // slab, heads)](
-        *between, state.recurrent, out, slot, cached, tokens, HEADS=heads, K=key_dim, V=value_dim, SLAB=slab,
-        **(SCAN_AMD if torch.version.hip else SCAN), **math,
-    )  # fmt: skip
+    scan = pick(y.device, SCAN, SCAN_LITTLE, SCAN_AMD)
+    scan = {**scan, "SLAB": min(scan["SLAB"], value_dim)}
+    scan_kernel[(value_dim // scan["SLAB"], heads)](
+        *between, state.recurrent, out, slot, cached, tokens, HEADS=heads, K=key_dim, V=value_dim, **scan, **math
+    )
     gate_kernel[(max(heads, 2 * state.key_heads), triton.cdiv(tokens, ROWS["BLOCK"]))](
         y, weights.norm, out, state.inputs, slot, cached, tokens, ring, WIDTH=width, TAPS=taps, EPS=weights.eps,
         **ROWS, **heads_of, **plain,
     )  # fmt: skip
 
 
-SLAB = 64  # values of a program that takes the state along: half a head, so that there are enough programs
 ROWS: dict[str, Any] = {"BLOCK": 64 if INTERPRETED else 32, "num_warps": 4}  # of conv and gate
 PREPARE: dict[str, Any] = {"num_warps": 8, "num_stages": 1}
-SCAN: dict[str, Any] = {"num_warps": 8, "num_stages": 2}
-SCAN_AMD: dict[str, Any] = {"num_warps": 8, "num_stages": 1}  # less local memory
+# SLAB: values of a program that takes the state along. Half a head or less, so that there are enough programs.
+SCAN: dict[str, Any] = {"SLAB": 64, "num_warps": 8, "num_stages": 2}
+SCAN_LITTLE: dict[str, Any] = {**SCAN, "SLAB": 32}
+SCAN_AMD: dict[str, Any] = {**SCAN, "num_stages": 1}

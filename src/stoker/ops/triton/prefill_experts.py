@@ -23,6 +23,7 @@ from stoker.ops.triton.products import BF16, FP8, INT4, INT8, NVFP4, _lane_scale
 
 TILE = 64  # pairs: 4,096 tokens bring 128 to each of 256 experts
 WARPS = 8  # 16 rows of the weight each
+FUSION: dict[str, Any] = {} if INTERPRETED else {"enable_fp_fusion": False}
 SCANNED = 2048  # pairs that a program looks at at a time
 
 
@@ -215,10 +216,10 @@ def group_pairs(experts: Tensor, tiles: PairTiles) -> None:
     if tiles.tile_expert.shape[0] < most_tiles(pairs, count):
         raise ValueError(f"{pairs} pairs need {most_tiles(pairs, count)} tiles, found {tiles.tile_expert.shape[0]}.")
     block = 512 if INTERPRETED else SCANNED
-    count_kernel[(count,)](experts, tiles.counts, pairs, BLOCK=block, num_warps=4)
+    count_kernel[(count,)](experts, tiles.counts, pairs, BLOCK=block, num_warps=4, **FUSION)
     pair_tiles_kernel[(count,)](
         experts, tiles.counts, tiles.tile_expert, tiles.tile_pairs, tiles.tile_count, pairs, EXPERTS=count,
-        PADDED=triton.next_power_of_2(count), TILE=TILE, BLOCK=block, num_warps=4,
+        PADDED=triton.next_power_of_2(count), TILE=TILE, BLOCK=block, num_warps=4, **FUSION,
     )  # fmt: skip
 
 
@@ -249,7 +250,7 @@ def prefill_experts(
     grid = most_tiles(pairs, tiles.counts.shape[0])
     if tiles.tile_expert.shape[0] < grid:
         raise ValueError(f"{pairs} pairs need {grid} tiles, found {tiles.tile_expert.shape[0]}.")
-    common = {**launch_shape(), **arithmetic(x.device)}
+    common = {**(AMD if torch.version.hip else NVIDIA), **arithmetic(x.device)}
     lists = (tiles.tile_expert, tiles.tile_pairs, tiles.tile_count)
     prefill_gate_up_kernel[(inter // (WARPS * 8), grid)](
         x, *weight_tensors(gate_up), *lists, hidden, KIND=int(gate_up.kind), ROWS=gate_up.rows, IN=size, TOP_K=top_k,
@@ -260,5 +261,5 @@ def prefill_experts(
     )
 
 
-def launch_shape() -> dict[str, Any]:
-    return {"WARPS": WARPS, "TILE": TILE, "num_warps": WARPS, "num_stages": 3}
+NVIDIA: dict[str, Any] = {"WARPS": WARPS, "TILE": TILE, "num_warps": WARPS, "num_stages": 3}
+AMD: dict[str, Any] = {**NVIDIA, "num_stages": 2}  # less local memory

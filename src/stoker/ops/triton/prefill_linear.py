@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.ops.packed import Kind, PackedWeight
-from stoker.ops.triton.launch import INTERPRETED, arithmetic, check, check_weight
+from stoker.ops.triton.launch import INTERPRETED, arithmetic, check, check_weight, pick
 from stoker.ops.triton.products import FP8, INT4, INT8, NVFP4, _unpack, e4m3
 
 UNPACKED = 16  # blocks of 16 rows by 128 inputs that one program unpacks
@@ -133,15 +133,11 @@ def prefill_linear(x: Tensor, weight: PackedWeight, y: Tensor, scratch: Tensor, 
 
 
 HOPPER = {"M": 128, "N": 256, "K": 64, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}
-OTHER_NVIDIA = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}  # 99 KB of shared memory
+LITTLE = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}  # 99 KB of shared memory
 AMD = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 2}
 SMALL = {"M": 64, "N": 128, "K": 128, "SUPER": 2}  # the interpreter's
 
 
 def launch_shape(device: torch.device) -> dict[str, Any]:
     """One choice per kind of device. Tiles only say who computes what: K is walked in steps of one instruction."""
-    if INTERPRETED:
-        return SMALL
-    if torch.version.hip:
-        return AMD
-    return HOPPER if torch.cuda.get_device_capability(device)[0] in (9, 10) else OTHER_NVIDIA
+    return SMALL if INTERPRETED else pick(device, HOPPER, LITTLE, AMD)

@@ -11,11 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.ops.triton.launch import INTERPRETED, check
-from stoker.ops.triton.prefill_experts import operand_column
+from stoker.ops.triton.prefill_experts import FUSION, operand_column
 from stoker.ops.triton.route import _choose
 
 ROWS = 32 if INTERPRETED else 1  # of a program; the interpreter's time goes by programs
-FUSION: dict[str, Any] = {} if INTERPRETED else {"enable_fp_fusion": False}
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,6 @@ def combine_kernel(
     rounded = total.to(x_ptr.dtype.element_ty)
     tl.store(x_ptr + row * H + c, rounded, mask=ok)
     _store_normed(rounded.to(tl.float32), row, c, ok, scale_ptr, normed_ptr, normed_ptr, H, EPS, False)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def swiglu_kernel(both_ptr, out_ptr, tokens, H: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """Program p: silu(gate) * up of ROWS rows."""
-    row, c, ok = _rows(tokens, H, PADDED, ROWS)
-    gate = tl.load(both_ptr + row * (2 * H) + c, mask=ok, other=0.0)
-    up = tl.load(both_ptr + row * (2 * H) + H + c, mask=ok, other=0.0)
-    value = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out_ptr + row * H + c, value.to(out_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -171,12 +160,3 @@ def choose(logits: Tensor, ones: Tensor, choice: Choice, renormalize: bool, shar
         PADDED=triton.next_power_of_2(experts), TOP_K=top_k, WIDTH=width, SHARED=shared, RENORMALIZE=renormalize,
         num_warps=4, **FUSION,
     )  # fmt: skip
-
-
-def swiglu(both: Tensor, out: Tensor) -> None:
-    """both [T, 2 I] fp32, the gate first -> out [T, I] bf16."""
-    tokens, inter = out.shape
-    check("both", both, (tokens, 2 * inter), torch.float32, out)
-    check("out", out, (tokens, inter), torch.bfloat16, out)
-    grid, shape = _shape(tokens, inter)
-    swiglu_kernel[grid](both, out, tokens, **shape)

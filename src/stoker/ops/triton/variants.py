@@ -9,6 +9,7 @@ import triton.language as tl
 from stoker.ops.packed import Kind
 from stoker.ops.triton import attention, deltanet, drafter, experts, linear, route, rows
 from stoker.ops.triton.compiled import Variant
+from stoker.ops.triton.prefill_variants import each_prefill_kernel, every_prefill_variant
 
 TOP_K = 8
 
@@ -76,7 +77,7 @@ def every_variant() -> list[Variant]:
             *_experts(MODEL, tokens, Kind.INT4, Kind.FP8),
             *_experts(MODEL, tokens, Kind.NVFP4, Kind.NVFP4),
         ]
-    return [*found, *_formless(MODEL)]
+    return [*found, *_formless(MODEL), *every_prefill_variant()]
 
 
 def each_kernel(amd: bool = False) -> list[Variant]:
@@ -87,7 +88,7 @@ def each_kernel(amd: bool = False) -> list[Variant]:
     else:
         products = [_linear(SMALL, Kind.NVFP4, 1), _out(SMALL, Kind.INT4, 16), _head(SMALL, Kind.INT8, 1)]
         experts_ = _experts(SMALL, 16, Kind.INT4, Kind.FP8)
-    found = [*products, _route(SMALL, 16), *experts_, *_formless(SMALL)]
+    found = [*products, _route(SMALL, 16), *experts_, *_formless(SMALL), *each_prefill_kernel()]
     return [variant for variant in found if not (amd and variant.values.get("FP8_PAGES"))]
 
 
