@@ -7,7 +7,7 @@ from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
 from stoker.model.layers import Fused, Linear, RMSNorm
 from stoker.ops.attention import QueryTiles, gated_attention, write_pages
-from stoker.ops.rope import head_norm_rope, rotate
+from stoker.ops.rope import head_norm_rope
 
 Rope = tuple[Tensor, Tensor]  # cosines and sines [T, rotary_dim / 2]
 
@@ -50,7 +50,8 @@ class Attention(nn.Module):
     def remember(self, k: Tensor, v: Tensor, batch: Batch, pages: KVPages, rope: Rope) -> None:
         """Writes projected keys and values of these tokens."""
         k = k.view(-1, self.kv_heads, self.head_dim)
-        self._write(rotate(self.k_norm(k), *rope), v, batch, pages)
+        _, k = head_norm_rope(k[:, :0], k, self._head_scales()[self.heads :], self.k_norm.eps, *rope)
+        self._write(k, v, batch, pages)
 
     def _write(self, k: Tensor, v: Tensor, batch: Batch, pages: KVPages) -> None:
         write_pages(pages.keys, k, batch.places, pages.key_scales)

@@ -125,23 +125,33 @@ class Batch:
     @cached_property
     def _tile_rows(self) -> tuple[Tensor, Tensor]:
         """Rows [N, Q] of the query tiles, T where a place is empty, and the sequence [N] of each."""
-        chunk = STEP_TILE if self.family is Family.STEP else CHUNK
-        rows = self.chunk_rows if chunk == CHUNK else self._rows_by_chunk(chunk)
-        live = rows.amin(-1) < self.num_tokens  # [B, C]
-        return rows[live], live.nonzero()[:, 0]
+        if self.family is Family.STEP:
+            return self._step_tile_rows()
+        live = self.chunk_rows.amin(-1) < self.num_tokens  # [B, C]
+        return self.chunk_rows[live], live.nonzero()[:, 0]
+
+    def _step_tile_rows(self) -> tuple[Tensor, Tensor]:
+        """A step has few tokens: lists are faster than a dozen operations on tensors."""
+        rows: list[int] = []
+        sequences: list[int] = []
+        starts = self.starts.tolist()
+        for index, (start, stop, cached) in enumerate(zip(starts, starts[1:], self.cached.tolist(), strict=False)):
+            before = cached % STEP_TILE
+            after = -(before + stop - start) % STEP_TILE
+            rows += [self.num_tokens] * before + list(range(start, stop)) + [self.num_tokens] * after
+            sequences += [index] * ((before + stop - start + after) // STEP_TILE)
+        numbers = torch.tensor(rows + sequences, dtype=torch.long, device=self.starts.device)
+        return numbers[: len(rows)].view(-1, STEP_TILE), numbers[len(rows) :]
 
     @cached_property
     def chunk_rows(self) -> Tensor:
         """[B, C, 64] row of the token at each place of the 64-token chunks this batch touches, T elsewhere."""
-        return self._rows_by_chunk(CHUNK)
-
-    def _rows_by_chunk(self, size: int) -> Tensor:
-        origin = self.cached // size * size  # [B] position of place 0
+        origin = self.cached // CHUNK * CHUNK  # [B] position of place 0
         place = self.positions - origin[self.sequence]
-        chunks = int(place.max()) // size + 1
-        rows = torch.full((len(self.slots), chunks * size), self.num_tokens, device=place.device)
+        chunks = int(place.max()) // CHUNK + 1
+        rows = torch.full((len(self.slots), chunks * CHUNK), self.num_tokens, device=place.device)
         rows[self.sequence, place] = torch.arange(self.num_tokens, device=place.device)
-        return rows.view(len(self.slots), chunks, size)
+        return rows.view(len(self.slots), chunks, CHUNK)
 
     def conv_inputs(self, kernel: int) -> tuple[Tensor, Tensor]:
         """Rows of cat(carried [B * (kernel - 1)], tokens [T]) that feed each token, and those to carry on.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.decoder import Decoder
+from stoker.ops.choice import probabilities
 from stoker.ops.cpu.packed import Packed, unpacked
 from stoker.ops.family import Family
 from stoker.ops.linear import Weight, as_tensor, linear
@@ -70,8 +71,7 @@ class DraftHead:
     def guess(self, logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
         """Each row's token, chosen as the model would choose it, and its probability."""
         tokens = choose(logits, rows)
-        sure = (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).exp()
-        return list(zip(tokens.tolist(), sure.tolist(), strict=True))
+        return list(zip(tokens.tolist(), probabilities(logits, tokens).tolist(), strict=True))
 
     def read(self, requests: Sequence[DraftRequest]) -> None:
         """Learns which tokens these texts use; each is counted once."""

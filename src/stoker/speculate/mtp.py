@@ -52,9 +52,11 @@ class MtpDrafter:
         self._catch_up([slot for slot in batch.slots.tolist() if self._waiting.count(slot) >= self._postpone])
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        live = [i for i, request in enumerate(requests) if request.depth > 0 and not request.free_only]
+        if not live:
+            return [Draft() for _ in requests]
         drafts: list[list[int]] = [[] for _ in requests]
         sure: list[list[float]] = [[] for _ in requests]
-        live = [i for i, request in enumerate(requests) if request.depth > 0 and not request.free_only]
         self._catch_up([requests[i].slot for i in live])
         self._head.read([requests[i] for i in live])
         hidden = self._last[[requests[i].slot for i in live]]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stoker.model.batch import Batch, Run
 from stoker.ops.attention import gated_attention, write_pages
+from stoker.ops.choice import best_tokens, probabilities
 from stoker.ops.cpu import enable
 from stoker.ops.deltanet import DeltaConstants, DeltaState, Replay, SerialPlan, commit, gated_delta
 from stoker.ops.dispatch import KERNELS
@@ -58,6 +59,25 @@ def test_equal_logits_go_to_the_first_expert() -> None:
     chosen, weights = route(torch.zeros(2, 5), 2, True)
     assert chosen.tolist() == [[0, 1], [0, 1]]
     assert torch.allclose(weights, torch.full((2, 2), 0.5))
+
+
+def test_best_tokens() -> None:
+    scores = torch.randn(128, 1000).masked_fill(torch.rand(128, 1000) < 0.3, -torch.inf)
+    scores[5, [40, 7, 900]] = 9.0
+    scores[6] = -torch.inf
+    assert_rows_independent(lambda x: (best_tokens(x),), scores)
+    assert torch.equal(best_tokens(scores), scores.argmax(-1))
+    assert best_tokens(scores[5:7]).tolist() == [7, 0]
+    assert 0 <= int(best_tokens(torch.full((1, 50), torch.nan))) < 50
+
+
+def test_probabilities() -> None:
+    logits = 5 * torch.randn(128, 1000)
+    logits[3, :500] = -torch.inf
+    tokens = best_tokens(logits)
+    wanted = logits.softmax(-1).gather(1, tokens[:, None])[:, 0]
+    assert torch.allclose(probabilities(logits, tokens), wanted, rtol=1e-5)
+    assert_rows_independent(lambda x: (probabilities(x, best_tokens(x)),), logits)
 
 
 @pytest.mark.parametrize("shared_width", [0, WIDTH, 96])

@@ -15,8 +15,22 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from stoker.ops.attention import QueryTiles
-from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, longs, narrow, octets, sigmoid, widen
-from stoker.ops.cpu.strips import BLOCK, STRIP, add_fp32
+from stoker.ops.cpu.compiled import (
+    bf16s,
+    compiled,
+    dot,
+    exp,
+    floats,
+    fma,
+    highest,
+    longs,
+    narrow,
+    octets,
+    sigmoid,
+    total,
+    widen,
+)
+from stoker.ops.cpu.strips import BLOCK, STRIP, add_fp32, sixteen_dots, widen_many
 from stoker.ops.cpu.team import arguments, call, entry, ticket
 from stoker.ops.family import STEP_TILE
 
@@ -58,51 +72,57 @@ def _heads(q, q_stride, k, k_stride, scale, eps, cos, sin, half, heads, kv_heads
 
 
 @compiled
-def _read(pages, place, head, kv_heads, dim, scales, out):
-    """The key or value at a place, from bf16 or, where there are scales, from FP8."""
-    start = (place * kv_heads + head) * dim
-    if scales == 0:
-        row = bf16s(pages + 2 * start, (dim,))
-        for i in range(dim):
-            out[i] = widen(row[i])
+def _read(pages, start, scale, out):
+    """Numbers from `start` on: bf16, or FP8 where there is a scale."""
+    if scale == 0:
+        widen_many(pages + 2 * start, out.shape[0], out.ctypes.data)
         return
-    codes, scale = octets(pages + start, (dim,)), widen(bf16s(scales + 2 * (place * kv_heads + head), (1,))[0])
-    for i in range(dim):
+    codes, step = octets(pages + start, (out.shape[0],)), widen(bf16s(scale, (1,))[0])
+    for i in range(out.shape[0]):
         code = np.uint32(codes[i])
         bits = ((code & np.uint32(0x80)) << np.uint32(24)) | ((code & np.uint32(0x7F)) << np.uint32(20))
-        out[i] = np.uint32(bits).view(np.float32) * E4M3_SHIFT * scale
+        out[i] = np.uint32(bits).view(np.float32) * E4M3_SHIFT * step
 
 
 @compiled
-def _read_page(pages, base, low, high, head, kv_heads, scales, out):
-    """Keys or values low .. high of a page -> out [page_size, dim]."""
-    for key in range(low, high + 1):
-        _read(pages, base + key, head, kv_heads, out.shape[1], scales, out[key])
+def _read_strip(pages, base, low, high, head, kv_heads, scales, out):
+    """Keys or values low .. high of sixteen -> out [parts, 16, dim / parts], zeros outside."""
+    parts, _, size = out.shape
+    for key in range(STRIP):
+        place = (base + key) * kv_heads + head
+        for part in range(parts):
+            if low <= key <= high:
+                _read(pages, (place * parts + part) * size, scales and scales + 2 * place, out[part, key])
+            else:
+                out[part, key] = np.float32(0)
 
 
 @compiled
-def _in_blocks(rows, low, high, blocks):
-    """[page_size, dim] -> [dim / 64, page_size, 64], zeros outside low .. high."""
-    blocks[:] = np.float32(0)
-    for block in range(blocks.shape[0]):
-        for key in range(low, high + 1):
-            for j in range(BLOCK):
-                blocks[block, key, j] = rows[key, block * BLOCK + j]
+def _scale(row, factor):
+    for i in range(row.shape[0]):
+        row[i] *= factor
 
 
 @compiled
-def _weigh(scores, low, high, top, total):
+def _gate(row, gates):
+    """row *= sigmoid(gates), in bf16."""
+    for i in range(row.shape[0]):
+        row[i] = narrow(widen(row[i]) * sigmoid(widen(gates[i])))
+
+
+@compiled
+def _weigh(scores, low, high, top, sum):
     """Scores of a page become weights, zero outside low .. high; how much what came before shrinks."""
-    highest = top[0]
-    for key in range(low, high + 1):
-        highest = max(highest, scores[key])
-    decay = exp(top[0] - highest)
-    top[0], sum = highest, total[0] * decay
+    if high < low:
+        scores[:] = np.float32(0)
+        return np.float32(1)
+    best = max(top[0], highest(scores[low : high + 1]))
     for key in range(scores.shape[0]):
-        scores[key] = exp(scores[key] - highest) if low <= key <= high else np.float32(0)
-    for key in range(low, high + 1):
-        sum += scores[key]
-    total[0] = sum
+        scores[key] = exp(scores[key] - best)
+    scores[:low] = np.float32(0)
+    scores[high + 1 :] = np.float32(0)
+    decay = exp(top[0] - best)
+    top[0], sum[0] = best, fma(sum[0], decay, total(scores))
     return decay
 
 
@@ -119,10 +139,10 @@ def _attend(data):
     tables = longs(tables_in, (count, table_size))
     root = np.float32(1) / np.float32(math.sqrt(dim))
     most = width * group
-    wide, page = np.empty((most, dim), np.float32), np.empty((page_size, dim), np.float32)
-    values, sums = np.empty((blocks, page_size, BLOCK), np.float32), np.empty((blocks, most, BLOCK), np.float32)
+    wide, keys = np.empty((most, dim), np.float32), np.empty((1, STRIP, dim), np.float32)
+    values, sums = np.empty((blocks, STRIP, BLOCK), np.float32), np.empty((blocks, most, BLOCK), np.float32)
     weights = np.empty((most, page_size), np.float32)
-    top, total = np.empty(most, np.float32), np.empty(most, np.float32)
+    top, share = np.empty(most, np.float32), np.empty(most, np.float32)
     places = np.empty(width, np.int64)
 
     item = ticket(data)
@@ -136,39 +156,39 @@ def _attend(data):
                 if last[n, place] >= first[n, place]:
                     begin, end = min(begin, first[n, place]), max(end, last[n, place])
                 for h in range(group):
-                    for i in range(dim):
-                        wide[used * group + h, i] = widen(queries[t, kv_head * group + h, i]) * root
+                    row = wide[used * group + h]
+                    widen_many(queries[t, kv_head * group + h].ctypes.data, dim, row.ctypes.data)
+                    _scale(row, root)
                 used += 1
-        top[:], total[:], sums[:] = UNSEEN, np.float32(0), np.float32(0)
+        top[:], share[:], sums[:] = UNSEEN, np.float32(0), np.float32(0)
         for p in range(begin // page_size, end // page_size + 1):
             base = tables[n, p] * page_size
             low, high = max(begin - p * page_size, 0), min(end - p * page_size, page_size - 1)
-            _read_page(k_pages, base, low, high, kv_head, kv_heads, k_scales, page)
-            for i in range(used):
-                from_, to = first[n, places[i]] - p * page_size, last[n, places[i]] - p * page_size
-                from_, to = max(from_, low), min(to, high)
-                for row in range(i * group, (i + 1) * group):
-                    for key in range(from_, to + 1):
-                        weights[row, key] = dot(wide[row], page[key])
-                    decay = _weigh(weights[row], from_, to, top[row:], total[row:])
+            for strip in range(low // STRIP * STRIP, high + 1, STRIP):
+                _read_strip(k_pages, base + strip, low - strip, high - strip, kv_head, kv_heads, k_scales, keys)
+                for row in range(used * group):
+                    sixteen_dots(wide[row].ctypes.data, keys.ctypes.data, dim, weights[row, strip:].ctypes.data)
+            for row in range(used * group):
+                place = places[row // group]
+                from_, to = first[n, place] - p * page_size, last[n, place] - p * page_size
+                decay = _weigh(weights[row], max(from_, low), min(to, high), top[row:], share[row:])
+                if decay != np.float32(1):
                     for block in range(blocks):
-                        for j in range(BLOCK):
-                            sums[block, row, j] *= decay
-            _read_page(v_pages, base, low, high, kv_head, kv_heads, v_scales, page)
-            _in_blocks(page, low, high, values)
-            for block in range(blocks):
-                for key in range(0, page_size, STRIP):
-                    add_fp32(weights[: used * group], key, values[block, key:].ctypes.data, sums[block, : used * group])
+                        _scale(sums[block, row], decay)
+            for strip in range(low // STRIP * STRIP, high + 1, STRIP):
+                _read_strip(v_pages, base + strip, low - strip, high - strip, kv_head, kv_heads, v_scales, values)
+                for block in range(blocks):
+                    add_fp32(weights[: used * group], strip, values[block].ctypes.data, sums[block, : used * group])
         for row in range(used * group):
             t, head = rows[n, places[row // group]], kv_head * group + row % group
-            share = np.float32(1) / total[row] if total[row] > np.float32(0) else np.float32(0)
+            factor = np.float32(1) / share[row] if share[row] > np.float32(0) else np.float32(0)
             for block in range(blocks):
+                found, result = sums[block, row], results[t, head, block * BLOCK : (block + 1) * BLOCK]
+                _scale(found, factor)
                 for j in range(BLOCK):
-                    i, value = block * BLOCK + j, sums[block, row, j] * share
-                    if gate != 0:
-                        gates = bf16s(gate + 2 * (t * gate_stride + head * gate_step), (dim,))
-                        value = widen(narrow(value)) * sigmoid(widen(gates[i]))
-                    results[t, head, i] = narrow(value)
+                    result[j] = narrow(found[j])
+                if gate:
+                    _gate(result, bf16s(gate + 2 * (t * gate_stride + head * gate_step + block * BLOCK), (BLOCK,)))
         item = ticket(data)
 
 

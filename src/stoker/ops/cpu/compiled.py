@@ -6,9 +6,9 @@ A step of a small model is hundreds of tiny tensor operations, and calling them 
 compiles whole stretches of it for this machine's processor, once: what it made is kept in the user's cache, under a
 name that changes with these sources.
 
-A row has the same bits wherever it stands. Arithmetic is done as written, in vectors or not. Only `dot` may add in an
-order of the compiler's choice: it is one piece of code, and a row's length never changes. exp is spelled out, since a
-library's vector and scalar versions round differently.
+A row has the same bits wherever it stands. Arithmetic is done as written, in vectors or not. Only `dot` and `total` may
+add in an order of the compiler's choice: each is one piece of code, and a row's length never changes. exp is spelled
+out, since a library's vector and scalar versions round differently.
 """
 
 import os
@@ -40,6 +40,7 @@ numba.config.CACHE_DIR = str(_cache())
 
 # Division like numpy's: a check for zero would keep loops from using vectors.
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+compared = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # maxima have no order
 summed = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
 LOG2E = np.float32(1.4426950408889634)
@@ -139,3 +140,19 @@ def dot(a, b):
     for i in range(a.shape[0]):
         total += a[i] * b[i]
     return total
+
+
+@summed
+def total(row):
+    found = np.float32(0)
+    for i in range(row.shape[0]):
+        found += row[i]
+    return found
+
+
+@compared
+def highest(row):
+    found = row[0]
+    for i in range(row.shape[0]):
+        found = max(found, row[i])
+    return found

@@ -34,6 +34,7 @@ def compiled_kernels() -> bool:
     from stoker.ops.cpu import attend, delta, rows
 
     kernels: list[Callable[..., object]] = [rows.scaled_rms_norm, rows.small_product, rows.route]
+    kernels += [rows.best_tokens, rows.probabilities]
     for kernel in [*kernels, attend.head_norm_rope, attend.gated_attention, delta.gated_delta, delta.commit]:
         register(kernel.__name__, kernel, "cpu")
     return True
@@ -67,6 +68,8 @@ def _rows_hold() -> bool:
     return (
         _alone(lambda part: _taken(rows.scaled_rms_norm(x[part], scale, 1e-6)))
         and _alone(lambda part: rows.small_product(x[part], weight))
+        and _alone(lambda part: _taken(rows.best_tokens(logits[part])))
+        and _alone(lambda part: _taken(rows.probabilities(logits[part], torch.zeros(TOKENS, dtype=torch.long)[part])))
         and _alone(lambda part: torch.cat([x.float() for x in _taken(rows.route(logits[part], 3, True))], dim=1))
     )
 

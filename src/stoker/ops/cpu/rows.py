@@ -10,7 +10,7 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, fma, longs, narrow, widen
+from stoker.ops.cpu.compiled import bf16s, compiled, dot, exp, floats, fma, highest, longs, narrow, summed, widen
 from stoker.ops.cpu.team import arguments, call, entry, ticket
 
 
@@ -50,12 +50,9 @@ def _route(logits, stride, count, top_k, renormalize, tokens, chosen_out, weight
     shares = np.empty(count, np.float32)
     for t in range(tokens):
         row = floats(logits + 4 * t * stride, (count,))
-        highest = row[0]
+        best, total = highest(row), np.float32(0)
         for e in range(count):
-            highest = max(highest, row[e])
-        total = np.float32(0)
-        for e in range(count):
-            shares[e] = exp(row[e] - highest)
+            shares[e] = exp(row[e] - best)
             total += shares[e]
         kept = np.float32(0)
         for rank in range(top_k):
@@ -69,6 +66,41 @@ def _route(logits, stride, count, top_k, renormalize, tokens, chosen_out, weight
         if renormalize:
             for rank in range(top_k):
                 weights[t, rank] /= kept
+
+
+@entry
+def _best_tokens(data):
+    """Every row is an item."""
+    scores, stride, size, count, out = to_fixed_tuple(arguments(data, 5), 5)
+    found = longs(out, (count,))
+    r = ticket(data)
+    while r < count:
+        row, place = floats(scores + 4 * r * stride, (size,)), 0
+        best = highest(row)
+        while place < size - 1 and row[place] != best:
+            place += 1
+        found[r] = place
+        r = ticket(data)
+
+
+@summed
+def _exp_total(row, best):
+    found = np.float32(0)
+    for i in range(row.shape[0]):
+        found += exp(row[i] - best)
+    return found
+
+
+@entry
+def _probabilities(data):
+    logits, stride, size, count, tokens_in, out = to_fixed_tuple(arguments(data, 6), 6)
+    tokens, found = longs(tokens_in, (count,)), floats(out, (count,))
+    r = ticket(data)
+    while r < count:
+        row = floats(logits + 4 * r * stride, (size,))
+        best = highest(row)
+        found[r] = exp(row[tokens[r]] - best) / _exp_total(row, best)
+        r = ticket(data)
 
 
 def scaled_rms_norm(x: Tensor, scale: Tensor | None, eps: float) -> Tensor | NotImplementedType:
@@ -97,3 +129,21 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
         logits.data_ptr(), logits.stride(0), count, top_k, renormalize, tokens, chosen.data_ptr(), weights.data_ptr()
     )
     return chosen, weights
+
+
+def best_tokens(scores: Tensor) -> Tensor | NotImplementedType:
+    if scores.dtype != torch.float32 or scores.stride(1) != 1:
+        return NotImplemented
+    count, size = scores.shape
+    found = scores.new_empty(count, dtype=torch.long)
+    call(_best_tokens, scores.data_ptr(), scores.stride(0), size, count, found.data_ptr())
+    return found
+
+
+def probabilities(logits: Tensor, tokens: Tensor) -> Tensor | NotImplementedType:
+    if logits.dtype != torch.float32 or logits.stride(1) != 1 or not tokens.is_contiguous():
+        return NotImplemented
+    count, size = logits.shape
+    found = logits.new_empty(count)
+    call(_probabilities, logits.data_ptr(), logits.stride(0), size, count, tokens.data_ptr(), found.data_ptr())
+    return found

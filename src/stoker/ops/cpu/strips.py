@@ -8,7 +8,7 @@ A sum goes over its inputs from the first to the last, rounded once for each, ho
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
+from numba.core.cgutils import alloca_once_value, for_range, get_or_insert_function
 from numba.extending import intrinsic
 
 from stoker.ops.cpu.compiled import compiled
@@ -107,3 +107,60 @@ def _add_strip(kind):
 
 
 add_int4, add_bf16, add_fp32 = (_add_strip(kind) for kind in (INT4, BF16, FP32))
+
+
+@intrinsic
+def widen_many(typing_context, source, size, out):
+    """bf16 -> fp32, `size` numbers, a multiple of 16."""
+
+    def generate(context, builder, signature, addresses):
+        source, size, out = addresses
+        number, halves, words = size.type, ir.VectorType(ir.IntType(16), LANES), ir.VectorType(WORD, LANES)
+        shift = ir.Constant(words, [16] * LANES)
+        with for_range(builder, builder.udiv(size, ir.Constant(number, LANES))) as loop:
+            start = builder.mul(loop.index, ir.Constant(number, 2 * LANES))
+            bits = builder.load(builder.inttoptr(builder.add(source, start), halves.as_pointer()), align=2)
+            place = builder.add(out, builder.mul(start, ir.Constant(number, 2)))
+            wide = builder.shl(builder.zext(bits, words), shift)
+            builder.store(wide, builder.inttoptr(place, words.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def sixteen_dots(typing_context, row, others, size, out):
+    """Products of a row with sixteen rows that lie behind each other, all of `size` (a multiple of 16) fp32 numbers."""
+
+    def generate(context, builder, signature, addresses):
+        row, others, size, out = addresses
+        vector, number = ir.VectorType(ir.FloatType(), LANES), size.type
+        fused = get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32")
+
+        def load(address):
+            return builder.load(builder.inttoptr(address, vector.as_pointer()), align=4)
+
+        sums = [alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(LANES)]
+        row_bytes = builder.mul(size, ir.Constant(number, 4))
+        with for_range(builder, builder.udiv(size, ir.Constant(number, LANES))) as loop:
+            offset = builder.mul(loop.index, ir.Constant(number, 4 * LANES))
+            x, place = load(builder.add(row, offset)), builder.add(others, offset)
+            for total in sums:
+                builder.store(builder.call(fused, (x, load(place), builder.load(total))), total)
+                place = builder.add(place, row_bytes)
+        found, distance = [builder.load(total) for total in sums], 1
+        while len(found) > 1:  # lane l of the last one left is the sum of all lanes of number l
+            found = [_paired(builder, a, b, distance) for a, b in zip(found[::2], found[1::2], strict=True)]
+            distance *= 2
+        builder.store(found[0], builder.inttoptr(out, vector.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, types.intp), generate
+
+
+def _paired(builder, a, b, distance):
+    """Lanes without the bit `distance`: those of a with their neighbours so far away added; with it: those of b."""
+    near = [lane if not lane & distance else LANES + (lane ^ distance) for lane in range(LANES)]
+    far = [lane ^ distance if not lane & distance else LANES + lane for lane in range(LANES)]
+    words = ir.VectorType(WORD, LANES)
+    return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(words, order)) for order in (near, far)))

@@ -91,6 +91,7 @@ def arguments(data, count):
     return longs(data + 8 * COUNTERS, (count,))
 
 
+@lru_cache
 def float_bits(x: float) -> int:
     """A float as an argument; `float_of` is the way back."""
     return int(np.float32(x).view(np.int32))
