@@ -168,7 +168,7 @@ def test_a_chooser_that_favours_drafts_is_found(monkeypatch: pytest.MonkeyPatch)
                 return [drafts[0]]
         return accept(drafts, targets)
 
-    monkeypatch.setattr("stoker.engine.runner.accept", biased)
+    monkeypatch.setattr("stoker.engine.outcome.accept", biased)
     found, _ = sampled(SETTINGS[0], 2)
     assert p_value(found, exact(SETTINGS[0])) < 1e-6
 
