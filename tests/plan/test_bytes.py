@@ -11,6 +11,8 @@ from benchmarks import spark
 from stoker.demo import EMBEDDED
 from stoker.engine.memory import DrafterBytes, UnitBytes
 from stoker.model.cache import PAGE_SIZE
+from stoker.model.config import LINEAR
+from stoker.ops.triton.deltanet import DeltaRing
 from stoker.plan import memory
 from stoker.plan.catalog import GIB, Scheme, find_model, find_scheme, models, schemes
 from stoker.plan.formats import BITS, PLAIN, fits, weight_bytes
@@ -115,17 +117,30 @@ def test_the_simulated_spark_reads_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("depth", [0, 2, 12, 15])
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
-def test_state_and_kv_of_stokers_engine_are_what_it_allocates(depth: int, kv: str) -> None:
+def test_kv_of_stokers_engine_is_what_it_allocates(depth: int, kv: str) -> None:
     model = find_model("122b")
     assert model.config is not None
     drafter = DrafterBytes.mtp(model.config, torch.float8_e4m3fn if kv == "fp8" else torch.bfloat16)
     unit = UnitBytes.of(model.config, depth, torch.bfloat16, kv_dtype=kv)
-    assert state_bytes(model, depth, "stoker")[0] == unit.slot
     draft = Draft("mtp", depth) if depth else Draft()
     items = {i.name: i.bytes for i in memory._per_sequence(model, Ask(PAGE_SIZE, 1, draft, kv, "stoker"))}
     assert items["KV cache"] == unit.page
     if depth:
         assert items["KV cache: MTP"] == drafter.page
+
+
+@pytest.mark.parametrize("depth", [0, 2, 12, 15])
+def test_state_of_stokers_gpu_engine_is_what_it_allocates(depth: int) -> None:
+    """One state whatever the depth, and a ring of what steps feed in, of under 2 MiB a position."""
+    model = find_model("122b")
+    assert model.delta is not None
+    d, layers = model.delta, model.layers_of(LINEAR)
+    sizes = (d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.conv_kernel)
+    ring = DeltaRing.allocate(1, depth + 1, *sizes, "meta")
+    parts = [part.nbytes for part in (ring.recurrent, ring.inputs, ring.gates)]
+    assert state_bytes(model, depth, "stoker")[0] == layers * sum(parts)
+    assert layers * parts[0] == 144 << 20
+    assert layers * sum(parts[1:]) / ring.inputs.shape[1] <= 2 << 20
 
 
 def test_engines_differ_in_what_a_sequence_keeps() -> None:

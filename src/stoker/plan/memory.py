@@ -16,7 +16,7 @@ from stoker.weights.groups import MTP, VISION
 
 KV_ITEM = {"bf16": 2.0, "fp8": 1.0}
 PAGE = 64  # tokens of a page of Stoker's cache
-CHUNK = 16  # tokens of a step chunk, of which its ring of inputs is a multiple
+RING = 8  # places of a ring of inputs are a multiple of this
 MOST_USERS = 4096
 SAFE_UNIFIED, SAFE_CARD = 0.82, 0.90  # shares for one engine; 0.82 of a Spark leaves 22 GiB to all else
 SWAPS_ABOVE = 0.88  # of unified memory, for one engine: above it boxes were seen to swap
@@ -188,9 +188,8 @@ def state_bytes(model: Model, depth: int, engine: str) -> tuple[int, str]:
     assert model.delta is not None
     d, layers = model.delta, model.layers_of(LINEAR)
     if engine == "stoker":
-        ring = -(-(max(CHUNK, d.conv_kernel) - 1 + 1 + depth) // CHUNK) * CHUNK
-        fed = 2 * d.key_heads * d.key_dim + d.value_heads * (d.value_dim + 2)
-        inputs = layers * ring * (2 * d.conv_channels + 4 * fed)
+        ring = -(-(2 * (depth + 1) + d.conv_kernel - 1) // RING) * RING
+        inputs = layers * ring * (2 * d.conv_channels + 2 * 4 * d.value_heads)
         return model.recurrent_bytes + inputs, f"one state and a ring of {ring} inputs"
     if engine in ("vLLM", "SGLang"):
         widened = model.conv_bytes(d.conv_kernel - 1 + depth)
