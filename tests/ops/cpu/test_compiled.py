@@ -1,7 +1,9 @@
 """The compiled kernels against the references, a row's bits against its neighbours, and life without them."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -247,3 +249,15 @@ assert all(layer.mlp.steps.kernel is None for layer in model.layers)
 
 def test_without_numba_a_model_is_packed_and_runs_in_chunks() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT], check=True, timeout=300)
+
+
+def test_kernels_of_old_versions_do_not_pile_up(tmp_path: Path) -> None:
+    for age in range(6):
+        old = tmp_path / "stoker" / f"kernels-{age}"
+        old.mkdir(parents=True)
+        os.utime(old, (age, age))
+    script = "import numba; from stoker.ops.cpu import compiled; print(numba.config.CACHE_DIR)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    used = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    left = {folder.name for folder in (tmp_path / "stoker").iterdir()}
+    assert left == {"kernels-3", "kernels-4", "kernels-5", Path(used.stdout.strip()).name}

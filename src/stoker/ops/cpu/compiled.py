@@ -15,11 +15,14 @@ import os
 import tempfile
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 
 import numba
 import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
+
+KEPT = 4  # versions whose compiled kernels stay in the cache
 
 
 def _cache() -> Path:
@@ -28,7 +31,11 @@ def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(base).expanduser() / "stoker" / f"kernels-{sha256(sources).hexdigest()[:16]}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            others = sorted(folder.parent.glob("kernels-*"), key=lambda other: other.stat().st_mtime)
+            for other in others[:-KEPT]:
+                rmtree(other, ignore_errors=True)
         writable = os.access(folder, os.W_OK)
     except OSError:
         writable = False
