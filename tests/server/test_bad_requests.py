@@ -184,7 +184,8 @@ def test_no_request_of_the_described_kinds_makes_a_server_error(shared: Running)
     sent: dict[int, int] = {}
     with httpx.Client(base_url=shared.url, timeout=120.0) as client:
         for operation in operations:
-            share = CASES // len(bodies) if operation in bodies else 5
+            # a few more than their share: some kinds of request are soon exhausted
+            share = CASES * 6 // (5 * len(bodies)) if operation in bodies else 5
 
             @settings(
                 max_examples=share,
@@ -205,7 +206,7 @@ def test_no_request_of_the_described_kinds_makes_a_server_error(shared: Running)
 
             attempt()
     print(f"{sum(sent.values())} cases: {dict(sorted(sent.items()))}")
-    assert sum(sent.values()) >= CASES * 0.9
+    assert sum(sent.values()) >= CASES
     shared.until_idle()
 
 
