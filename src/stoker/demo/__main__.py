@@ -74,7 +74,7 @@ def main() -> None:
         f"tokens identical: {same} of {of} (every drafting server against the plain one). Measured here over HTTP, one "
         f"stream, greedy, {PER_KIND} unseen prompts of each kind, up to {TOKENS} tokens, decoding only, in turns."
     )
-    for line in (*show.turns(found), *show.throughput(found.workloads), show.noise(found)):
+    for line in (*show.turns(found), *show.throughput(found), show.noise(found)):
         console.print(line, markup=False, style="dim")
     PAGE.write_text(html_report(found), encoding="utf-8")
     RESULT.write_text(document.to_json(found), encoding="utf-8")
