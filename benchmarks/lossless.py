@@ -1,6 +1,6 @@
 """Is the output the same with everything switched on? `make lossless`, or
 
-    python -m benchmarks.lossless [--prompts 200] [--tokens 256] [--jobs 2] [--out FILE]
+    python -m benchmarks.lossless [--prompts 200] [--tokens 256] [--jobs 2] [--device cuda] [--out FILE]
 
 Every request is decoded alone, without drafts, prefix cache, chunking or neighbours; then again in each of a set of
 configurations that contains every pair of settings. Every token must be the same, greedy and sampled. Blocks of prompts
@@ -98,8 +98,13 @@ def sampling_of(kind: str, index: int, tokens: int) -> Sampling:
 class Model:
     """The checkpoint and its prompts, loaded once per process."""
 
-    def __init__(self, directory: Path = EMBEDDED) -> None:
-        self.directory, self.model = directory, load_model(directory).model
+    def __init__(self, directory: Path = EMBEDDED, device: str = "cpu") -> None:
+        self.directory, self.model = directory, load_model(directory, device=device).model
+        self._weights = None
+        if device != "cpu":
+            from stoker.engine.gpu.weights import pack_decoder
+
+            self._weights = pack_decoder(self.model, self.model.config.max_positions)
         tokenizer = Tokenizer(directory)
         by_kind = [[tokenizer.encode(text) for text in texts] for texts in prompts().values()]
         self.prompts = [prompt for group in zip(*by_kind, strict=True) for prompt in group]  # kinds in turn
@@ -112,7 +117,8 @@ class Model:
             pages = _pages(len(prompt) + tokens)
             budget = _pages(len(prompt)) * CHUNK
             config = EngineConfig(pages=pages, slots=1, max_depth=0, prefill_budget=budget, kv_dtype=kv)
-            answers += _run(Engine(self.model, config), [prompt], [sampling_of(sampling, index, tokens)], 0)[0]
+            engine = self._engine(config, DraftChoice.parse("none"))
+            answers += _run(engine, [prompt], [sampling_of(sampling, index, tokens)], 0)[0]
         return answers
 
     def configured(
@@ -133,9 +139,7 @@ class Model:
             checkpoint_interval=2 * CHUNK,
             kv_dtype=configuration.kv,
         )
-        choice = DraftChoice.parse(f"{configuration.drafter}:{depth}")
-        drafter = choice.build(self.model, self.directory, config.pages, config.slots)
-        engine = Engine(self.model, config, drafter)
+        engine = self._engine(config, DraftChoice.parse(f"{configuration.drafter}:{depth}"))
         samplings = [sampling_of(sampling, first + place, tokens) for place in range(len(chosen))]
         passes, stats = [], []
         for _ in range(1 + configuration.warm):
@@ -143,6 +147,14 @@ class Model:
             passes.append(answers)
             stats += found
         return passes, stats
+
+    def _engine(self, config: EngineConfig, choice: DraftChoice) -> Engine:
+        if self._weights is None:
+            return Engine(self.model, config, choice.build(self.model, self.directory, config.pages, config.slots))
+        from stoker.engine.gpu.build import gpu_backend
+
+        backend, drafter = gpu_backend(self.model, config, choice, self.directory, self._weights)
+        return Engine(self.model, config, drafter, None, backend)
 
 
 def _run(
@@ -200,10 +212,10 @@ def _places(mine: list[int], his: list[int]) -> Iterator[tuple[int, int]]:
 _model: Model | None = None  # one per process
 
 
-def _begin() -> None:
+def _begin(device: str) -> None:
     global _model
     torch.set_num_threads(1)
-    _model = Model()
+    _model = Model(device=device)
 
 
 def _unit(unit: tuple[Configuration | None, str, str, int, int, int], folder: Path) -> dict[str, Any]:
@@ -223,12 +235,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0 ...")
     parser.add_argument("--out", type=Path, default=Path("build/lossless/result.json"))
     options = parser.parse_args()
     console = Console(highlight=False)
     folder = options.out.parent
     folder.mkdir(parents=True, exist_ok=True)
-    result = _begun(options.out, options.prompts, options.tokens)
+    result = _begun(options.out, options.prompts, options.tokens, options.device)
     blocks = [(first, min(BLOCK, options.prompts - first)) for first in range(0, options.prompts, BLOCK)]
     kinds = ("greedy", "sampled")
     plain = [
@@ -242,7 +255,7 @@ def main() -> None:
     ]
     with (
         Progress(console=console) as bar,
-        ProcessPoolExecutor(options.jobs, get_context("spawn"), _begin) as pool,
+        ProcessPoolExecutor(options.jobs, get_context("spawn"), _begin, (options.device,)) as pool,
     ):
         task = bar.add_task("plain decoding", total=len(plain))
         for _ in pool.map(partial(_unit, folder=folder), plain):
@@ -255,10 +268,11 @@ def main() -> None:
     sys.exit(_report(result, console))
 
 
-def _begun(path: Path, count: int, tokens: int) -> dict[str, Any]:
+def _begun(path: Path, count: int, tokens: int, device: str) -> dict[str, Any]:
     """An earlier result to go on with, if it is of the same model, sizes and versions; else a new one."""
     made_of = {
-        "command": f"python -m benchmarks.lossless --prompts {count} --tokens {tokens}",
+        "command": f"python -m benchmarks.lossless --prompts {count} --tokens {tokens}"
+        + ("" if device == "cpu" else f" --device {device}"),
         "model_sha256": sha256((EMBEDDED / "stoker.json").read_bytes()).hexdigest(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "prompts": count,

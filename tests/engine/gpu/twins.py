@@ -204,6 +204,7 @@ def route(
     renormalize: bool,
     shared: bool,
     pdl: bool = False,
+    sequences: Sequences | None = None,
 ) -> None:
     inverse = (x.double().square().mean(1) + eps).rsqrt()
     logits = scaled.double() @ dense(weight).t() * inverse[:, None]

@@ -46,6 +46,11 @@ def test_router_chooses_as_the_reference(interpreter, tokens: int) -> None:
     interpreter(check_route, tokens)
 
 
+@pytest.mark.parametrize("tokens", [6, 18])
+def test_rows_that_pad_a_batch_choose_no_expert(interpreter, tokens: int) -> None:
+    interpreter(check_padding, tokens)
+
+
 def test_router_without_renormalising(interpreter) -> None:
     interpreter(check_probabilities)
 
@@ -71,7 +76,9 @@ def test_kernels_name_what_is_wrong(interpreter) -> None:
     interpreter(check_messages)
 
 
-def routed(layer: Layer, x: Tensor, top_k: int = TOP_K, renormalize: bool = True) -> tuple[Any, Tensor, Any]:
+def routed(
+    layer: Layer, x: Tensor, top_k: int = TOP_K, renormalize: bool = True, sequences: Any = None
+) -> tuple[Any, Tensor, Any]:
     """-> routing, x times the norm's weight, workspace"""
     from stoker.ops.triton.launch import Workspace
     from stoker.ops.triton.route import Routing, route
@@ -79,7 +86,7 @@ def routed(layer: Layer, x: Tensor, top_k: int = TOP_K, renormalize: bool = True
     scaled = (x.float() * layer.scale).bfloat16()
     routing = Routing.allocate(x.shape[0], top_k, "cpu")
     space = Workspace.allocate(6 * 64 * x.shape[0], 64, "cpu")
-    route(x, scaled, layer.router, routing, space, eps=EPS, renormalize=renormalize, shared=True)
+    route(x, scaled, layer.router, routing, space, eps=EPS, renormalize=renormalize, shared=True, sequences=sequences)
     assert not space.counters.any()
     return routing, scaled, space
 
@@ -109,6 +116,35 @@ def check_route(tokens: int) -> None:
     assert sorted(held) == list(range(tokens * 3)), "every pair is in one tile"
     needed = sum(-(-flat.count(expert) // 8) for expert in set(flat))
     assert int(routing.tile_count) == int((routing.tile_expert >= 0).sum()) == needed, "no more tiles than needed"
+
+
+def check_padding(tokens: int) -> None:
+    """Three sequences, of which one has a single token and one none; the first's stay as they are."""
+    from stoker.ops.triton.deltanet import Sequences
+    from stoker.ops.triton.experts import ExpertBuffers, experts
+    from stoker.ops.triton.linear import Stream
+
+    layer, rows = Layer.random(Kind.INT4, Kind.BF16), tokens // 3
+    x = torch.randn(tokens, HIDDEN).bfloat16()
+    zero = torch.zeros(3, dtype=torch.int32)
+    sequences = Sequences(rows, zero, zero, torch.tensor([rows, 1, 0], dtype=torch.int32), zero)
+    stream = x.clone()
+    routing, scaled, space = routed(layer, stream, sequences=sequences)
+    whole, _, _ = routed(layer, x)
+    real = rows + 1
+    assert torch.equal(routing.experts[:real], whole.experts[:real])
+    assert torch.equal(routing.weights[:real], whole.weights[:real])
+    assert (routing.experts[real:] == -1).all()
+    held = [pair for pairs in routing.tile_pairs.tolist() for pair in pairs if pair >= 0]
+    assert sorted(held) == list(range(real * TOP_K)), "pairs of real rows alone are in tiles"
+    assert int(routing.tile_count) == int((routing.tile_expert >= 0).sum())
+    buffers, squares = ExpertBuffers.allocate(tokens, TOP_K, INTER, HIDDEN, "cpu"), torch.zeros(tokens, HIDDEN // 16)
+    experts(
+        Stream(stream, layer.next_scale, scaled), routing, layer.gate_up, layer.down, layer.shared_gate_up,
+        layer.shared_down, buffers, squares, space, layer.next_scale,
+    )  # fmt: skip
+    assert not space.counters.any()
+    assert torch.equal(stream[:real], run_experts(layer, x[:real])[0])
 
 
 def check_probabilities() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from stoker.engine.config import EngineConfig
 from stoker.engine.gpu.dflash import pack_dflash
 from stoker.engine.gpu.runner import GpuBackend
-from stoker.engine.gpu.weights import pack_decoder
+from stoker.engine.gpu.weights import StepWeights, pack_decoder
 from stoker.errors import ConfigError, RequestError
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.config import ModelConfig
@@ -19,18 +19,21 @@ from stoker.speculate.lowbit import lower_all
 
 
 def gpu_backend(
-    model: Decoder, engine: EngineConfig, draft: DraftChoice, directory: Path
+    model: Decoder, engine: EngineConfig, draft: DraftChoice, directory: Path, weights: StepWeights | None = None
 ) -> tuple[GpuBackend, Drafter | None]:
-    """The model's layers are handed over: afterwards it has only its embedding."""
+    """The model's layers are handed over: afterwards it has only its embedding. Not so if `weights` are packed already,
+    for several engines on one model."""
     config = model.config
     _check(config, engine, draft)
     choice = draft.resolved(model, directory)
     for kind in choice.kinds:
         choice.expect(kind, model, directory)
-    if choice.weights and "mtp" in choice.kinds and model.mtp is not None:
-        lower_all(model.mtp, choice.weights)
     positions = min(config.max_positions, engine.pages * PAGE_SIZE)
-    backend = GpuBackend(config, engine, pack_decoder(model, positions, release=True))
+    if weights is None:
+        if choice.weights and "mtp" in choice.kinds and model.mtp is not None:
+            lower_all(model.mtp, choice.weights)
+        weights = pack_decoder(model, positions, release=True)
+    backend = GpuBackend(config, engine, weights)
     drafters = [_drafter(kind, backend, choice, model, directory, positions) for kind in choice.kinds]
     if len(drafters) == 2:
         return backend, FirstOf(drafters[0], drafters[1])

@@ -73,7 +73,7 @@ class SlotCache:
 
 @dataclass(frozen=True)
 class GpuSnapshots:
-    """Conv inputs [L, n, W - 1, C] and recurrent states [L, n, HV, K, V] of all DeltaNet layers."""
+    """Conv inputs [n, L, W - 1, C] and recurrent states [n, L, HV, K, V] of all DeltaNet layers."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
     positions: list[int]  # tokens each of them holds
@@ -83,8 +83,8 @@ class GpuSnapshots:
         if deltas is None:
             return cls((), [0] * count)
         layers, _, _, channels = deltas.inputs.shape
-        conv = deltas.inputs.new_zeros(layers, count, kernel - 1, channels)
-        recurrent = deltas.recurrent.new_zeros(layers, count, *deltas.recurrent.shape[2:])
+        conv = deltas.inputs.new_zeros(count, layers, kernel - 1, channels)
+        recurrent = deltas.recurrent.new_zeros(count, layers, *deltas.recurrent.shape[2:])
         return cls(((conv, recurrent),), [0] * count)
 
     def save(self, cache: SlotCache, slot: int, index: int, pending: int = 0) -> None:
@@ -93,9 +93,9 @@ class GpuSnapshots:
         for conv, recurrent in self.layers:
             deltas = cache.tensors.deltas
             assert deltas is not None
-            recurrent[:, index].copy_(deltas.recurrent[:, slot])
+            recurrent[index].copy_(deltas.recurrent[:, slot])
             for tap, place in enumerate(self._places(deltas, position)):
-                conv[:, index, tap].copy_(deltas.inputs[:, slot, place])
+                conv[index, :, tap].copy_(deltas.inputs[:, slot, place])
 
     def restore(self, cache: SlotCache, slot: int, index: int) -> None:
         position = self.positions[index]
@@ -103,9 +103,9 @@ class GpuSnapshots:
         for conv, recurrent in self.layers:
             deltas = cache.tensors.deltas
             assert deltas is not None
-            deltas.recurrent[:, slot].copy_(recurrent[:, index])
+            deltas.recurrent[:, slot].copy_(recurrent[index])
             for tap, place in enumerate(self._places(deltas, position)):
-                deltas.inputs[:, slot, place].copy_(conv[:, index, tap])
+                deltas.inputs[:, slot, place].copy_(conv[index, :, tap])
 
     def _places(self, deltas: DeltaRing, position: int) -> list[int]:
         """In the ring, of the inputs that the conv at `position` reaches back to."""

@@ -105,7 +105,7 @@ def run_layer(
     moe = layer.moe
     route(
         buffers.x, buffers.scaled, moe.router, routing, space, eps=eps, renormalize=config.moe.renormalize,
-        shared=moe.shared_gate_up is not None, pdl=pdl,
+        shared=moe.shared_gate_up is not None, pdl=pdl, sequences=inputs.sequences,
     )  # fmt: skip
     stream = Stream(buffers.x, layer.post_norm, buffers.scaled)
     experts(

@@ -3,7 +3,8 @@
 """The second norm of a layer, the router, top-k and the grouping of (token, expert) pairs into tiles: one launch.
 
 Programs share the router's product; the one that comes last chooses. Pairs of one expert form tiles of eight columns,
-so that each chosen expert is read once for up to eight tokens. More than 16 tokens are grouped by a second launch.
+so that each chosen expert is read once for up to eight tokens. More than 16 tokens are grouped by a second launch. Rows
+that pad a batch choose no expert, so that none is read for them.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from stoker.ops.int4_linear import GROUP, UNIT
 from stoker.ops.packed import Kind, PackedWeight
+from stoker.ops.triton.deltanet import Sequences
 from stoker.ops.triton.launch import (
     Workspace,
     arithmetic,
@@ -41,7 +43,7 @@ class Routing:
     """What `route` decides for T tokens, P = T * top_k pairs; pair p is rank p % top_k of token p // top_k."""
 
     inverse_rms: Tensor  # [T] fp32, of the stream
-    experts: Tensor  # [T, top_k] int32, by falling probability
+    experts: Tensor  # [T, top_k] int32, by falling probability; -1 of rows that pad a batch
     weights: Tensor  # [T, top_k] fp32
     shared: Tensor  # [T] fp32: the shared expert's gate
     tile_expert: Tensor  # [P] int32, -1: an empty tile
@@ -74,9 +76,9 @@ class Routing:
 
 
 @triton.jit
-def _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, first, tokens, EXPERTS: tl.constexpr,
-            PADDED: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, SHARED: tl.constexpr,
-            RENORMALIZE: tl.constexpr):  # fmt: skip
+def _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, lengths_ptr, first, tokens, block_rows,
+            EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+            SHARED: tl.constexpr, RENORMALIZE: tl.constexpr, PADS: tl.constexpr):  # fmt: skip
     """Experts of tokens first..first + 7: always eight rows, so that every sum has one shape."""
     token = first + tl.arange(0, 8)
     ok = token < tokens
@@ -106,9 +108,12 @@ def _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, first, t
         if RENORMALIZE:
             total += likelihood
         found += (index, likelihood)
+    real = ok
+    if PADS:
+        real = token % block_rows < tl.load(lengths_ptr + token // block_rows, mask=ok, other=0)
     for rank in tl.static_range(TOP_K):
-        tl.store(experts_ptr + token * TOP_K + rank, found[2 * rank], mask=ok)
-        tl.store(weights_ptr + token * TOP_K + rank, found[2 * rank + 1] / total, mask=ok)
+        tl.store(experts_ptr + token * TOP_K + rank, tl.where(real, found[2 * rank], -1), mask=ok)
+        tl.store(weights_ptr + token * TOP_K + rank, tl.where(real, found[2 * rank + 1] / total, 0.0), mask=ok)
 
 
 @triton.jit
@@ -123,7 +128,7 @@ def _group(experts_ptr, tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, pairs, 
         mine = tl.load(experts_ptr + i, mask=ok, other=-2, cache_modifier=".cg")
         same = mine[:, None] == theirs
         before = tl.sum((same & (p < i[:, None])).to(tl.int32), 1)  # pairs of the same expert before this one
-        start = (before % 8 == 0) & ok
+        start = (before % 8 == 0) & ok & (mine >= 0)
         tiles += start.to(tl.int32)
         tl.store(tile_expert_ptr + i, tl.where(start, mine, -1), mask=ok)
         # of each pair of the same expert, how many lie from pair i on: its column if i starts a tile
@@ -134,10 +139,11 @@ def _group(experts_ptr, tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, pairs, 
     tl.store(tile_count_ptr, tl.sum(tiles, 0))
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "block_rows"])
 def route_kernel(
     x_ptr, scaled_ptr, packed_ptr, scales_ptr, row_scales_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr,
-    tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, partial_ptr, counters_ptr, tokens, EXPERTS: tl.constexpr,
+    tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, partial_ptr, counters_ptr, lengths_ptr, tokens, block_rows,
+    EXPERTS: tl.constexpr, PADS: tl.constexpr,
     PADDED: tl.constexpr, TOP_K: tl.constexpr, PAIRS_PADDED: tl.constexpr, SHARED: tl.constexpr,
     RENORMALIZE: tl.constexpr, EPS: tl.constexpr, HIDDEN_PADDED: tl.constexpr, KIND: tl.constexpr,
     ROWS: tl.constexpr, IN: tl.constexpr, SLICES: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr,
@@ -171,8 +177,8 @@ def route_kernel(
     if tl.atomic_add(counter, 1, sem="acq_rel") == UNITS * SPLIT - 1:
         tl.debug_barrier()
         for start in tl.static_range(0, COLUMNS, 8):
-            _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, first + start, tokens, EXPERTS,
-                    PADDED, TOP_K, ROWS, SPLIT, SHARED, RENORMALIZE)  # fmt: skip
+            _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, lengths_ptr, first + start, tokens,
+                    block_rows, EXPERTS, PADDED, TOP_K, ROWS, SPLIT, SHARED, RENORMALIZE, PADS)  # fmt: skip
         if PAIRS_PADDED > 1:
             tl.debug_barrier()
             _group(experts_ptr, tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, tokens * TOP_K, PAIRS_PADDED)
@@ -191,7 +197,7 @@ def tiles_kernel(experts_ptr, tile_expert_ptr, tile_pairs_ptr, tile_count_ptr, p
     expert = tl.load(experts_ptr + i)
     same = tl.load(experts_ptr + p, mask=p < pairs, other=-1) == expert
     before = tl.sum((same & (p < i)).to(tl.int32), 0)
-    first = before % 8 == 0
+    first = (before % 8 == 0) & (expert >= 0)
     column = tl.cumsum(same.to(tl.int32), 0) - 1 - before  # of each pair of this expert, counted from pair i
     c = tl.arange(0, 8)
     mine = same[None, :] & (column[None, :] == c[:, None]) & first
@@ -211,10 +217,11 @@ def route(
     renormalize: bool,
     shared: bool,
     pdl: bool = False,
+    sequences: Sequences | None = None,
 ) -> None:
     """From the stream x [T, H] bf16 and `scaled`, x times the norm's weight, into `routing`.
 
-    weight [E, H], with the shared expert's gate as row E if `shared`.
+    weight [E, H], with the shared expert's gate as row E if `shared`. Rows past the lengths of `sequences` choose none.
     """
     hidden, top_k = weight.in_features, routing.top_k
     check_tokens(x, hidden)
@@ -229,10 +236,14 @@ def route(
     blocks = triton.cdiv(tokens, shape["COLUMNS"])
     check_workspace(workspace, shape["SPLIT"] * tokens * weight.rows, blocks)
     at_once = 1 < tokens <= GROUPED_AT_ONCE
+    pads = sequences is not None and tokens > 1
+    if sequences is not None:
+        check("sequences.lengths", sequences.lengths, (tokens // sequences.rows,), torch.int32, x)
     route_kernel[(weight.rows // UNIT, blocks, shape["SPLIT"])](
         x, scaled, *weight_tensors(weight), routing.inverse_rms, routing.experts, routing.weights, routing.shared,
-        routing.tile_expert, routing.tile_pairs, routing.tile_count, workspace.partial, workspace.counters, tokens,
-        EXPERTS=experts, PADDED=triton.next_power_of_2(experts), TOP_K=top_k,
+        routing.tile_expert, routing.tile_pairs, routing.tile_count, workspace.partial, workspace.counters,
+        sequences.lengths if sequences else routing.experts, tokens, sequences.rows if sequences else 1,
+        EXPERTS=experts, PADS=pads, PADDED=triton.next_power_of_2(experts), TOP_K=top_k,
         PAIRS_PADDED=triton.next_power_of_2(tokens * top_k) if at_once else 1, SHARED=shared, RENORMALIZE=renormalize,
         EPS=eps, HIDDEN_PADDED=triton.next_power_of_2(hidden), **weight_shape(weight), **shape,
         **arithmetic(x.device), **dependent(x.device, pdl),
