@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -179,12 +180,31 @@ def group() -> Iterator[Path]:
         except OSError:
             continue
         if _limit_file(folder):
-            yield folder
-            folder.rmdir()
+            try:
+                yield folder
+            finally:
+                _remove(folder)
             return
         if folder.exists():
             folder.rmdir()
     pytest.skip("no control group with a memory limit can be made here")
+
+
+def _remove(folder: Path) -> None:
+    """A group can be removed once its last process has ended; what a failed test left in it is ended here."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            folder.rmdir()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _limit_file(folder: Path) -> Path | None:
