@@ -5,9 +5,9 @@
 
 Prints the floor first (operations over what a large matrix product reaches on this device), then the result, JSON last.
 Before anything is timed, the path is checked: a prompt cut at multiples of 64 must leave the bits of the same prompt at
-once, and logits and recurrent state must agree with the same tokens taken through steps. With `--context` the prompt
-comes behind so many tokens of which nobody computed the keys: a turn of a conversation whose past is cached. Time runs
-from the first launch to the next token on the host.
+once, though experts then have tiles of another size; logits and recurrent state must agree with the same tokens taken
+through steps. With `--context` the prompt comes behind so many tokens of which nobody computed the keys: a turn of a
+conversation whose past is cached. Time runs from the first launch to the next token on the host.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.config import ModelConfig
 from stoker.ops.family import CHUNK
 from stoker.ops.triton.deltanet import DeltaRing
-from stoker.ops.triton.prefill_experts import TILE
+from stoker.ops.triton.prefill_experts import tile_size
 
 BLOCK = 16 if torch.cuda.is_available() else 4  # tokens of a step that the prompt is compared with
 LIMIT = 0.05  # of the difference to steps: both round to bf16 at a dozen places of each layer, not at the same ones
@@ -205,7 +205,9 @@ def measure(
         prompt.run(cuts)  # compiles
     times = [timed(lambda: prompt.run(cuts))[1] for _ in range(options.runs)]
     seconds = min(times)
-    tiles, pairs = int(prompt.prefill.buffers.tiles.tile_count), prompt.prefill.buffers.choice.experts.shape[1]
+    assert config.moe is not None
+    pairs = cuts[-1] * config.moe.top_k
+    computed = int(prompt.prefill.buffers.tiles.tile_count) * tile_size(pairs, config.moe.num_experts)
     row = {
         "shape": options.shape,
         "weights": name,
@@ -221,7 +223,7 @@ def measure(
         "matmul_peak": peak,
         "floor_seconds": total / peak,
         "fraction_of_peak": total / seconds / peak,
-        "expert_rows_computed_per_pair": tiles * TILE / (pairs * cuts[-1]),
+        "expert_rows_computed_per_pair": computed / pairs,
         "buffer_bytes": prompt.prefill.nbytes,
         "layers": len(config.layer_types),
     }
@@ -256,7 +258,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--runs", type=int, default=3, help="the fastest counts; all are in the spread")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="bits and values first")
-    parser.add_argument("--check-tokens", type=int, default=200, help="of the prompt that is checked")
+    parser.add_argument("--check-tokens", type=int, default=1000, help="of the prompt that is checked")
     parser.add_argument("--operations", action="store_true", help="time per kernel, from the profiler")
     parser.add_argument("--json", metavar="FILE", help="write the result here too")
     options = parser.parse_args(arguments)

@@ -50,9 +50,9 @@ PARITY = {
     "gate": "test_prefill_deltanet.py",
     "write": "test_prefill_attention.py",
     "prefill_attention": "test_prefill_attention.py",
-    "norm": "../../engine/gpu/test_prefill.py",
-    "combine": "../../engine/gpu/test_prefill.py",
-    "choose": "../../engine/gpu/test_prefill.py",
+    "norm": "test_prefill_rows.py",
+    "combine": "test_prefill_rows.py",
+    "choose": "test_prefill_rows.py",
 }
 TESTS = Path(__file__).parents[1] / "tests/ops/triton"
 

@@ -134,19 +134,23 @@ def check_company() -> None:
 
 
 def check_groups() -> None:
-    from stoker.ops.triton.prefill_experts import TILE, PairTiles, group_pairs
+    """In tiles of 64, and, where an expert has few, of 32."""
+    from stoker.ops.triton.prefill_experts import PairTiles, group_pairs, tile_size
 
-    chosen = torch.randint(0, 5, (300, 2), dtype=torch.int32)
-    chosen[chosen == 3] = 1
     tiles = PairTiles.allocate(600, 5, "cpu")
-    group_pairs(chosen, tiles)
-    count = int(tiles.tile_count)
-    for expert in range(5):
-        own = (chosen.flatten() == expert).nonzero()[:, 0]
-        found = tiles.tile_pairs[:count][tiles.tile_expert[:count] == expert].flatten()
-        assert found.shape[0] == -(-len(own) // TILE) * TILE
-        assert torch.equal(found[: len(own)], own.int())
-        assert bool((found[len(own) :] == -1).all())
+    for tokens, size in ((300, 64), (40, 32)):
+        chosen = torch.randint(0, 5, (tokens, 2), dtype=torch.int32)
+        chosen[chosen == 3] = 1
+        group_pairs(chosen, tiles)
+        count = int(tiles.tile_count)
+        assert tile_size(2 * tokens, 5) == size
+        pairs, owner = tiles.tile_pairs[: count * size].view(count, size), tiles.tile_expert[:count]
+        for expert in range(5):
+            own = (chosen.flatten() == expert).nonzero()[:, 0]
+            found = pairs[owner == expert].flatten()
+            assert found.shape[0] == -(-len(own) // size) * size
+            assert torch.equal(found[: len(own)], own.int())
+            assert bool((found[len(own) :] == -1).all())
 
 
 def check_messages() -> None:
@@ -162,7 +166,7 @@ def check_messages() -> None:
         (prefill_linear, (x.float(), packed, y, scratch), "x must be torch.bfloat16, found torch.float32."),
         (prefill_linear, (x, packed, y[:2], scratch), "y must be [3, 64], found [2, 64]."),
         (prefill_linear, (x, packed, y, scratch[:9]), "scratch must hold 8192 bf16, found 9 of torch.bfloat16."),
-        (group_pairs, (chosen, PairTiles.allocate(64, 4, "cpu")), "200 pairs need 7 tiles, found 5."),
+        (group_pairs, (chosen, PairTiles.allocate(64, 4, "cpu")), "200 pairs need 7 tiles, room is for 6."),
         (
             prefill_experts,
             (x, 1, PairTiles.allocate(3, 2, "cpu"), *narrow, pairs, pairs),

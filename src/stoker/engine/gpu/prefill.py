@@ -45,7 +45,6 @@ class PrefillBuffers:
     queries: Tensor  # [T, heads, D]
     prepared: Prepared | None
     logits: Tensor  # fp32 [T, experts + 1] of the router
-    ones: Tensor  # fp32 [T]
     choice: Choice
     tiles: PairTiles
     hidden: Tensor  # [T * top_k, I]
@@ -84,7 +83,6 @@ class PrefillBuffers:
             queries=empty(tokens, heads.count, heads.dim),
             prepared=prepared,
             logits=empty(tokens * (moe.num_experts + 1), dtype=fp32),
-            ones=torch.ones(tokens, device=device),
             choice=Choice(empty(tokens, moe.top_k, dtype=torch.int32), empty(tokens, moe.top_k, dtype=fp32),
                           empty(tokens, dtype=fp32)),
             tiles=PairTiles.allocate(pairs, moe.num_experts, device),
@@ -205,7 +203,7 @@ class Prefill:
         choice = Choice(whole.experts[:tokens], whole.weights[:tokens], whole.shared[:tokens])
         logits = _cut(buffers.logits, tokens, moe.router.out_features)
         prefill_linear(normed, moe.router, logits, scratch)
-        choose(logits, buffers.ones[:tokens], choice, config.renormalize, moe.shared_gate_up is not None)
+        choose(logits, choice, config.renormalize, moe.shared_gate_up is not None)
         group_pairs(choice.experts, buffers.tiles)
         outputs = buffers.outputs[:pairs]
         prefill_experts(

@@ -3,9 +3,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="misc"
 """Routed experts of a prompt: pairs of (token, expert) sorted by expert, then gate and up, SiLU, down.
 
-Tokens of one expert form tiles of 64. Weights go from memory through a conversion in registers straight into the
-operand of a matrix instruction, as in a step; to that end activations lie in operand order, inputs renumbered within
-each 32 (docs/gpu.md). A pair's bits depend on its token and its expert alone.
+Tokens of one expert form tiles of 64, or of 32 where they are few. Weights go from memory through a conversion in
+registers straight into the operand of a matrix instruction, as in a step; to that end activations lie in operand order,
+inputs renumbered within each 32 (docs/gpu.md). A pair's bits depend on its token and its expert alone.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from stoker.ops.packed import PackedWeight
 from stoker.ops.triton.launch import INTERPRETED, arithmetic, check, check_weight, weight_tensors
 from stoker.ops.triton.products import BF16, FP8, INT4, INT8, NVFP4, _lane_scale, _unpack, _weight_operand
 
-TILE = 64  # pairs: 4,096 tokens bring 128 to each of 256 experts
+TILES = (32, 64)  # pairs of a tile
+FEW = 24  # pairs an expert has on average, up to which the smaller one serves: 768 tokens at top-8 of 256
 WARPS = 8  # 16 rows of the weight each
 FUSION: dict[str, Any] = {} if INTERPRETED else {"enable_fp_fusion": False}
 SCANNED = 2048  # pairs that a program looks at at a time
@@ -29,25 +30,32 @@ SCANNED = 2048  # pairs that a program looks at at a time
 
 @dataclass(frozen=True)
 class PairTiles:
-    """Pair p is rank p % top_k of token p // top_k. Tile i holds up to 64 pairs of one expert, in rising order."""
+    """Pair p is rank p % top_k of token p // top_k. A tile holds up to `tile_size` pairs of one expert in rising order;
+    its size changes no bit of what is computed."""
 
     counts: Tensor  # [experts] int32
-    tile_expert: Tensor  # [tiles] int32
-    tile_pairs: Tensor  # [tiles, 64] int32, -1: an unused place
+    tile_expert: Tensor  # int32, for each tile
+    tile_pairs: Tensor  # int32, tile after tile, -1: an unused place
     tile_count: Tensor  # [1] int32: tiles in use
 
     @classmethod
     def allocate(cls, pairs: int, experts: int, device: torch.device | str) -> "PairTiles":
-        def empty(*shape: int) -> Tensor:
-            return torch.empty(*shape, dtype=torch.int32, device=device)
+        """For up to so many pairs."""
 
-        tiles = most_tiles(pairs, experts)
-        return cls(empty(experts), empty(tiles), empty(tiles, TILE), empty(1))
+        def empty(count: int) -> Tensor:
+            return torch.empty(count, dtype=torch.int32, device=device)
+
+        tiles = max(most_tiles(min(pairs, FEW * experts), experts), most_tiles(pairs, experts))
+        return cls(empty(experts), empty(tiles), empty(pairs + experts * TILES[-1]), empty(1))
+
+
+def tile_size(pairs: int, experts: int) -> int:
+    return TILES[0] if pairs <= FEW * experts else TILES[1]
 
 
 def most_tiles(pairs: int, experts: int) -> int:
     """Each expert may leave one tile that is not full."""
-    return pairs // TILE + min(pairs, experts)
+    return pairs // tile_size(pairs, experts) + min(pairs, experts)
 
 
 @triton.jit
@@ -213,13 +221,12 @@ def group_pairs(experts: Tensor, tiles: PairTiles) -> None:
     """experts [T, top_k] int32 into tiles."""
     pairs, count = experts.numel(), tiles.counts.shape[0]
     check("experts", experts, tuple(experts.shape), torch.int32, experts)
-    if tiles.tile_expert.shape[0] < most_tiles(pairs, count):
-        raise ValueError(f"{pairs} pairs need {most_tiles(pairs, count)} tiles, found {tiles.tile_expert.shape[0]}.")
+    _check_room(tiles, pairs)
     block = 512 if INTERPRETED else SCANNED
     count_kernel[(count,)](experts, tiles.counts, pairs, BLOCK=block, num_warps=4, **FUSION)
     pair_tiles_kernel[(count,)](
         experts, tiles.counts, tiles.tile_expert, tiles.tile_pairs, tiles.tile_count, pairs, EXPERTS=count,
-        PADDED=triton.next_power_of_2(count), TILE=TILE, BLOCK=block, num_warps=4, **FUSION,
+        PADDED=triton.next_power_of_2(count), TILE=tile_size(pairs, count), BLOCK=block, num_warps=4, **FUSION,
     )  # fmt: skip
 
 
@@ -247,10 +254,11 @@ def prefill_experts(
             f"experts must be a multiple of {WARPS * 8} wide in a hidden size that is one of {WARPS * UNIT}, "
             f"found {inter} and {size}."
         )
-    grid = most_tiles(pairs, tiles.counts.shape[0])
-    if tiles.tile_expert.shape[0] < grid:
-        raise ValueError(f"{pairs} pairs need {grid} tiles, found {tiles.tile_expert.shape[0]}.")
-    common = {**(AMD if torch.version.hip else NVIDIA), **arithmetic(x.device)}
+    _check_room(tiles, pairs)
+    experts = tiles.counts.shape[0]
+    grid = most_tiles(pairs, experts)
+    shape = AMD if torch.version.hip else NVIDIA
+    common = {**shape, "TILE": tile_size(pairs, experts), **arithmetic(x.device)}
     lists = (tiles.tile_expert, tiles.tile_pairs, tiles.tile_count)
     prefill_gate_up_kernel[(inter // (WARPS * 8), grid)](
         x, *weight_tensors(gate_up), *lists, hidden, KIND=int(gate_up.kind), ROWS=gate_up.rows, IN=size, TOP_K=top_k,
@@ -261,5 +269,12 @@ def prefill_experts(
     )
 
 
-NVIDIA: dict[str, Any] = {"WARPS": WARPS, "TILE": TILE, "num_warps": WARPS, "num_stages": 3}
+def _check_room(tiles: PairTiles, pairs: int) -> None:
+    experts = tiles.counts.shape[0]
+    needed, found = most_tiles(pairs, experts), tiles.tile_expert.shape[0]
+    if found < needed or tiles.tile_pairs.shape[0] < pairs + experts * TILES[-1]:
+        raise ValueError(f"{pairs} pairs need {needed} tiles, room is for {found}.")
+
+
+NVIDIA: dict[str, Any] = {"WARPS": WARPS, "num_warps": WARPS, "num_stages": 3}
 AMD: dict[str, Any] = {**NVIDIA, "num_stages": 2}  # less local memory

@@ -1,5 +1,5 @@
 # Triton types the kernels; Python's annotations cannot.
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="assignment"
 """What lies between the products of a prompt, row by row: embedding, norms, choice of experts, their sum."""
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from stoker.ops.triton.launch import INTERPRETED, check
 from stoker.ops.triton.prefill_experts import FUSION, operand_column
-from stoker.ops.triton.route import _choose
 
+CHOSEN = 32 if INTERPRETED else 8  # rows whose experts one program chooses
 ROWS = 32 if INTERPRETED else 1  # of a program; the interpreter's time goes by programs
 
 
@@ -86,12 +86,35 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def choose_kernel(
-    logits_ptr, ones_ptr, experts_ptr, weights_ptr, shared_ptr, tokens, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, RENORMALIZE: tl.constexpr,
+    logits_ptr, experts_ptr, weights_ptr, shared_ptr, tokens, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+    TOP_K: tl.constexpr, SHARED: tl.constexpr, RENORMALIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program p: experts of eight rows, as in a step."""
-    _choose(logits_ptr, ones_ptr, experts_ptr, weights_ptr, shared_ptr, tl.program_id(0) * 8, tokens, EXPERTS, PADDED,
-            TOP_K, WIDTH, 1, SHARED, RENORMALIZE)  # fmt: skip
+    """Program p: the largest TOP_K of EXPERTS logits of ROWS rows, the lowest expert of equal ones, by softmax."""
+    WIDTH: tl.constexpr = EXPERTS + 1 if SHARED else EXPERTS
+    row, expert, ok = _rows(tokens, EXPERTS, PADDED, ROWS)
+    there = row < tokens
+    left = tl.load(logits_ptr + row * WIDTH + expert, mask=ok, other=float("-inf"))
+    left = tl.where(there, left, 0.0)  # rows that are not there must not compute with infinities
+    highest = tl.max(left, 1)[:, None]
+    total = tl.zeros((ROWS, 1), tl.float32)
+    if not RENORMALIZE:
+        total = tl.sum(tl.exp(left - highest), 1)[:, None]
+    found = ()
+    for _ in tl.static_range(TOP_K):
+        best = tl.max(left, 1)[:, None]
+        index = tl.min(tl.where(left == best, expert, PADDED), 1)[:, None]
+        index = tl.minimum(index, EXPERTS - 1)  # a row of NaN has no best; what follows must stay in bounds
+        left = tl.where(expert == index, float("-inf"), left)
+        likelihood = tl.exp(best - highest)
+        if RENORMALIZE:
+            total += likelihood
+        found += (index, likelihood)
+    for rank in tl.static_range(TOP_K):
+        tl.store(experts_ptr + row * TOP_K + rank, found[2 * rank], mask=there)
+        tl.store(weights_ptr + row * TOP_K + rank, found[2 * rank + 1] / total, mask=there)
+    if SHARED:
+        gate = tl.load(logits_ptr + row * WIDTH + EXPERTS, mask=there, other=0.0)
+        tl.store(shared_ptr + row, 1.0 / (1.0 + tl.exp(-gate)), mask=there)
 
 
 def _shape(tokens: int, width: int) -> tuple[tuple[int], dict[str, Any]]:
@@ -148,15 +171,16 @@ def combine(
     )  # fmt: skip
 
 
-def choose(logits: Tensor, ones: Tensor, choice: Choice, renormalize: bool, shared: bool) -> None:
-    """From fp32 router logits [T, E], with the shared expert's gate behind if `shared`. `ones` [T] are just that."""
+def choose(logits: Tensor, choice: Choice, renormalize: bool, shared: bool) -> None:
+    """From fp32 router logits [T, E], with the shared expert's gate behind if `shared`."""
     tokens, width = logits.shape
     experts, top_k = width - int(shared), choice.experts.shape[1]
     check("logits", logits, (tokens, width), torch.float32, logits)
-    check("ones", ones, (tokens,), torch.float32, logits)
     check("choice.experts", choice.experts, (tokens, top_k), torch.int32, logits)
-    choose_kernel[(triton.cdiv(tokens, 8),)](
-        logits, ones, choice.experts, choice.weights, choice.shared, tokens, EXPERTS=experts,
-        PADDED=triton.next_power_of_2(experts), TOP_K=top_k, WIDTH=width, SHARED=shared, RENORMALIZE=renormalize,
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k must be 1 to {experts}, found {top_k}.")
+    choose_kernel[(triton.cdiv(tokens, CHOSEN),)](
+        logits, choice.experts, choice.weights, choice.shared, tokens, EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts), TOP_K=top_k, SHARED=shared, RENORMALIZE=renormalize, ROWS=CHOSEN,
         num_warps=4, **FUSION,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from stoker.ops.triton import prefill_attention, prefill_deltanet, prefill_exper
 from stoker.ops.triton.compiled import Variant
 
 FLOATS = ["y", "ab", "conv", "decay", "bias", "ends", "state", "norm", "q_norm", "k_norm", "cos", "sin"]
-FLOATS += ["row_scales", "scale", "weights", "gates", "logits", "ones"]
+FLOATS += ["row_scales", "scale", "weights", "gates", "logits"]
 HALVES = ["x", "q", "k", "from_state", "own", "scores", "inputs", "mixed", "out", "hidden", "outputs", "shared"]
 HALVES += ["normed", "ordered", "table", "keys", "values", "key_scales", "value_scales"]
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS} | {f"{name}_ptr": "*bf16" for name in HALVES}
@@ -24,7 +24,7 @@ DELTA = {"KEY_HEADS": 16, "HEADS": 64, "K": 128, "V": 128}
 def every_prefill_variant() -> list[Variant]:
     """All formats at the model's sizes."""
     found = [_linear(), *(_unpack(kind) for kind in Kind if kind is not Kind.BF16)]
-    found += [variant for kind in Kind for variant in _experts(kind)]
+    found += [variant for kind in Kind for tile in prefill_experts.TILES for variant in _experts(kind, tile)]
     return [*found, *_rest()]
 
 
@@ -52,19 +52,19 @@ def _unpack(kind: Kind) -> Variant:
     return Variant(f"unpack {kind.name}", prefill_linear.unpack_kernel, {**values, "num_warps": 4, **PTX}, _types(kind))
 
 
-def _experts(kind: Kind) -> list[Variant]:
-    common: dict[str, Any] = {"KIND": int(kind), **prefill_experts.NVIDIA, **PTX}
+def _experts(kind: Kind, tile: int = 64) -> list[Variant]:
+    common: dict[str, Any] = {"KIND": int(kind), "TILE": tile, **prefill_experts.NVIDIA, **PTX}
     gate_up = {"ROWS": 2 * INTER, "IN": HIDDEN, "TOP_K": TOP_K, **common}
     down = {"ROWS": HIDDEN, "IN": INTER, **common}
     first, second = prefill_experts.prefill_gate_up_kernel, prefill_experts.prefill_down_kernel
     return [
-        Variant(f"prefill_gate_up {kind.name}", first, gate_up, _types(kind), prefill_experts.AMD),
-        Variant(f"prefill_down {kind.name}", second, down, _types(kind), prefill_experts.AMD),
+        Variant(f"prefill_gate_up {kind.name} {tile}", first, gate_up, _types(kind), prefill_experts.AMD),
+        Variant(f"prefill_down {kind.name} {tile}", second, down, _types(kind), prefill_experts.AMD),
     ]
 
 
 def _rest() -> list[Variant]:
-    tiles = {"EXPERTS": 256, "PADDED": 256, "TILE": prefill_experts.TILE}
+    tiles = {"EXPERTS": 256, "PADDED": 256, "TILE": 64}
     scanned = {"BLOCK": prefill_experts.SCANNED, "num_warps": 4, **PLAIN}
     return [
         Variant("count", prefill_experts.count_kernel, scanned, TYPES),
@@ -109,7 +109,7 @@ def _attention(fp8: bool) -> list[Variant]:
 def _rows() -> list[Variant]:
     own = prefill_rows
     sizes = {"H": HIDDEN, "PADDED": 4096, "ROWS": own.ROWS, "EPS": 1e-6, "num_warps": 4, **PLAIN}
-    chosen = {"EXPERTS": 256, "PADDED": 256, "TOP_K": TOP_K, "WIDTH": 257, "SHARED": True, "RENORMALIZE": True}
+    chosen = {"EXPERTS": 256, "PADDED": 256, "TOP_K": TOP_K, "SHARED": True, "RENORMALIZE": True, "ROWS": own.CHOSEN}
     return [
         Variant("norm", own.norm_kernel, {**sizes, "EMBED": True, "ORDERED": True}, TYPES),
         Variant("combine", own.combine_kernel, {**sizes, "TOP_K": TOP_K, "SHARED": True}, TYPES),
