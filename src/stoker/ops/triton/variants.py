@@ -138,7 +138,8 @@ def _head(shape: Shape, kind: Kind, tokens: int) -> Variant:
 def _route(shape: Shape, tokens: int) -> Variant:
     values = {
         "EXPERTS": 256, "PADDED": 256, "TOP_K": TOP_K, "PAIRS_PADDED": TOP_K * tokens if tokens > 1 else 1,
-        "SHARED": True, "RENORMALIZE": True, "PADS": tokens > 1, "EPS": 1e-6, "HIDDEN_PADDED": triton.next_power_of_2(shape.hidden),
+        "SHARED": True, "RENORMALIZE": True, "PADS": tokens > 1, "EPS": 1e-6,
+        "HIDDEN_PADDED": triton.next_power_of_2(shape.hidden),
         "KIND": int(Kind.BF16), "ROWS": 288, "IN": shape.hidden, **route.launch_shape(tokens, shape.hidden, Kind.BF16),
         **MATH,
     }  # fmt: skip
