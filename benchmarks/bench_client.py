@@ -98,7 +98,7 @@ async def _stoker(port: int, streams: int) -> tuple[list[list[float]], float]:
 async def _aiohttp(port: int, streams: int) -> tuple[list[list[float]], float]:
     async def one(session: aiohttp.ClientSession) -> list[float]:
         times: list[float] = []
-        async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={"stream": True}) as response:
+        async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={"stream": True, "ask": "go"}) as response:
             async for data in response.content.iter_any():
                 now = time.monotonic()
                 times += [now] * data.count(b'"content"')
@@ -136,7 +136,7 @@ async def _serve(pipe: Connection, streams: int, rate: int, seconds: float) -> N
                 continue
             length = asked.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             body = await reader.readexactly(int(length or 0))
-            if b'"stream": true' not in body:
+            if b'"go"' not in body:  # a question about what the server takes, not one of the streams
                 usage = b'{"usage": {"prompt_tokens": 3}}'
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(usage), usage))
                 continue
