@@ -98,7 +98,8 @@ async def _stoker(port: int, streams: int) -> tuple[list[list[float]], float]:
 async def _aiohttp(port: int, streams: int) -> tuple[list[list[float]], float]:
     async def one(session: aiohttp.ClientSession) -> list[float]:
         times: list[float] = []
-        async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={"stream": True, "ask": "go"}) as response:
+        asked = {"stream": True, "ask": "go"}
+        async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked) as response:
             async for data in response.content.iter_any():
                 now = time.monotonic()
                 times += [now] * data.count(b'"content"')
