@@ -12,9 +12,10 @@ from stoker.demo.random_checkpoint import small_config, small_drafter_config, wr
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.memory import tensor_bytes
 from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, KVPages, Snapshots
+from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.decoder import Decoder
 from stoker.model.load import load_drafter
+from stoker.ops.deltanet import DeltaState
 from stoker.ops.family import Family
 from stoker.speculate.cost import DraftCost
 from stoker.speculate.dflash import DFlashDrafter
@@ -100,7 +101,7 @@ def run_until(engine: Engine, tokens: int) -> tuple[int, int]:
 
 def state_of(engine: Engine, pending: int) -> list[Tensor]:
     """The recurrent state of slot 0 with its pending tokens."""
-    snapshots = Snapshots.allocate(engine._cache, 1)
+    snapshots = engine._cache.snapshots(1)
     snapshots.save(engine._cache, 0, 0, pending)
     return [tensor for layer in snapshots.layers for tensor in layer]
 
@@ -137,7 +138,7 @@ def test_there_is_one_state_per_request_whatever_the_depth(model: Decoder) -> No
     states, windows = {}, {}
     for depth in (0, 8, 16, 32):
         engine = Engine(model, EngineConfig(PAGES, 2, max_depth=depth))
-        delta = engine._cache.delta_states
+        delta = [layer for layer in engine._cache.layers if isinstance(layer, DeltaState)]
         states[depth] = sum(state.recurrent.nbytes for state in delta)
         windows[depth] = sum(tensor_bytes(state) for state in delta) - states[depth]
     assert len(set(states.values())) == 1
