@@ -11,9 +11,6 @@ step ends with a read of the accepted tokens by the host, as serving does.
 """
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import sys
 import time
@@ -23,9 +20,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from benchmarks.gpu_result import device_name, record
 from benchmarks.gpu_timing import bandwidth
 from benchmarks.gpu_weights import DRAFTERS, SHAPES, random_drafter, random_model
 from stoker.engine.gpu.accept import Accepted, accept, advance
@@ -387,8 +384,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     device = torch.device("cuda" if gpu else "cpu")
     torch.manual_seed(0)
     delivered = bandwidth() if gpu else host_bandwidth()
-    device_name = torch.cuda.get_device_name() if gpu else "CPU, interpreted: no speed"
-    print(f"{device_name}: copies {delivered['copy'] / 1e12:.2f} TB/s, reads {delivered['read'] / 1e12:.2f} TB/s")
+    print(f"{device_name()}: copies {delivered['copy'] / 1e12:.2f} TB/s, reads {delivered['read'] / 1e12:.2f} TB/s")
     contexts = [int(context) for context in options.context.split(",")]
     rows: list[dict[str, Any]] = []
     checks: dict[str, Any] = {}
@@ -413,24 +409,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                     rows.append(row)
                     print_row(row)
         del weights
-    result = {
-        "command": "python benchmarks/gpu_decode.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
-        "date": datetime.date.today().isoformat(),
-        "device": device_name,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        },
-        "weights": "random",
-        "checks": checks,
-        "rows": rows,
-    }
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
-    print(json.dumps(result))
+    result = record("gpu_decode", options.json, arguments, weights="random", checks=checks, rows=rows)
     if not all(check[key] for check in checks.values() for key in check if key != "block"):
         sys.exit("a check failed: see the lines above")
     return result

@@ -9,9 +9,6 @@ the weights, scales and state, read or written once.
 """
 
 import argparse
-import datetime
-import json
-import platform
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import triton
 from torch import Tensor
 
+from benchmarks.gpu_result import record
 from benchmarks.gpu_timing import bandwidth, graph_us, read_us, relative_error
 from benchmarks.gpu_weights import SHAPES, random_model, random_weight
 from stoker.engine.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs, heads_of
@@ -535,25 +532,8 @@ def main() -> None:
                 f"{row['kernel']:34}{row['tokens']:7}{row.get('distinct_experts', ''):>9}{row['us']:9.2f}"
                 f"{row['tb_s']:7.2f}{row['fraction_of_read']:9.0%}{'' if size is None else format(size, '.0%'):>21}"
             )
-    result = {
-        "command": "PYTHONPATH=src:. python benchmarks/gpu_kernels.py " + " ".join(sys.argv[1:]),
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        },
-        "weights": f"random, at the shapes of {options.shape}",
-        "bandwidth": delivered,
-        "checks": checks,
-        "rows": rows,
-    }
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
-    print(json.dumps(result))
+    weights = f"random, at the shapes of {options.shape}"
+    record("gpu_kernels", options.json, weights=weights, bandwidth=delivered, checks=checks, rows=rows)
     failed = [name for name, found in checks.items() if not passed(found)]
     if failed:
         sys.exit(f"checks failed: {', '.join(failed)}; see the lines above the JSON")

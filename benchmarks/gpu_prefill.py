@@ -11,19 +11,16 @@ conversation whose past is cached. Time runs from the first launch to the next t
 """
 
 import argparse
-import datetime
-import json
-import platform
 import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from benchmarks.gpu_decode import _fill, timed
+from benchmarks.gpu_result import device_name, record
 from benchmarks.gpu_timing import graph_us, relative_error
 from benchmarks.gpu_weights import SHAPES, random_model
 from stoker.engine.gpu.prefill import Prefill
@@ -278,8 +275,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     device = torch.device("cuda" if gpu else "cpu")
     torch.manual_seed(0)
     peak = matmul_peak(device)
-    device_name = torch.cuda.get_device_name() if gpu else "CPU, interpreted: no speed"
-    print(f"{device_name}: {peak / 1e12:.2f} T operations/s in a large bf16 product", flush=True)
+    print(f"{device_name()}: {peak / 1e12:.2f} T operations/s in a large bf16 product", flush=True)
     prompts, contexts = ([int(number) for number in text.split(",")] for text in (options.tokens, options.context))
     kv_dtype = torch.float8_e4m3fn if options.kv == "fp8" else torch.bfloat16
     rows: list[dict[str, Any]] = []
@@ -296,24 +292,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 rows.append(measure(config, weights, options, tokens, context, peak, name))
                 print_row(rows[-1])
         del weights
-    result = {
-        "command": "python benchmarks/gpu_prefill.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
-        "date": datetime.date.today().isoformat(),
-        "device": device_name,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        },
-        "weights": "random",
-        "checks": checks,
-        "rows": rows,
-    }
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
-    print(json.dumps(result))
+    result = record("gpu_prefill", options.json, arguments, weights="random", checks=checks, rows=rows)
     if not all(check[key] for check in checks.values() for key in ("cut_equals_whole", "agrees_with_steps", "finite")):
         sys.exit("a check failed: see the lines above")
     return result

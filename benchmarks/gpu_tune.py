@@ -7,16 +7,14 @@ into `launch_shape` of the kernel's file by hand, with this file's output as the
 """
 
 import argparse
-import datetime
-import json
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import triton
 
 from benchmarks.gpu_kernels import CUDA, MixerCase, workspace
+from benchmarks.gpu_result import record
 from benchmarks.gpu_timing import bandwidth, graph_us
 from benchmarks.gpu_weights import QWEN_122B, random_model, random_weight
 from stoker.engine.gpu.state import Bucket, StepBuffers, StepInputs
@@ -164,17 +162,7 @@ def main() -> None:
         rows += tune_experts(tokens)
     for batch, count in ((1, 1), (1, 13), (4, 3)):
         rows += tune_deltanet(batch, count)
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-        "bandwidth": bandwidth(),
-        "rows": rows,
-    }
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+    record("gpu_tune", options.json, bandwidth=bandwidth(), rows=rows)
 
 
 if __name__ == "__main__":
