@@ -49,10 +49,14 @@ async def _serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is loaded, so that a port that is taken is found out at once."""
+    """Bound before anything is loaded, so that a port that is taken is found out at once.
+
+    With its protocol spelled out: on other sockets asyncio lets an event wait until the one before is acknowledged.
+    """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:
