@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -51,15 +52,17 @@ async def _measure(url: str, vllm: Path | None, rounds: int, per_kind: int) -> d
     async with Target(url) as target, aiohttp.ClientSession() as session:
         # left to itself it sends no temperature, so the server samples
         benchy = LLMClient(f"{target.url}/v1", "none", target.model, {"temperature": 0})
+        clients = {"stoker bench": partial(_stoker, target), "llama-benchy": partial(_benchy, benchy, session)}
+        if function is not None:
+            clients["vLLM's client"] = partial(_vllm, function, session, target)
+        names = list(clients)
         for number in range(rounds + 1):
-            for text in texts:
-                found = {"stoker bench": await _stoker(target, text)}
-                found["llama-benchy"] = await _benchy(benchy, session, text)
-                if function is not None:
-                    found["vLLM's client"] = await _vllm(function, session, target, text)
-                for client, row in found.items():
+            for place, text in enumerate(texts):
+                first = (number + place) % len(names)  # whoever asks first finds a server that rested
+                for name in names[first:] + names[:first]:
+                    row = await clients[name](text)
                     if number and row:
-                        rows.setdefault(client, []).append(row)
+                        rows.setdefault(name, []).append(row)
     return rows
 
 
