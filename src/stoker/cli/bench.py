@@ -110,7 +110,7 @@ def bench(
     try:
         found = asyncio.run(_measure(targets, suite, options, own, json_file, fresh, console))
     except KeyboardInterrupt:
-        console.print("Interrupted before anything was measured.")
+        console.print("Interrupted. With --json, complete rounds are kept, and the same command goes on with them.")
         raise typer.Exit(130) from None
     write(found, json_file, html, csv, markdown, console)
     if not found.headline.completed:
