@@ -7,6 +7,8 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.speculate.cost import DraftCost, StepBytes
 from stoker.speculate.depth import DepthController
@@ -287,3 +289,47 @@ def test_a_draft_of_which_a_grammar_leaves_nothing() -> None:
     assert controller.cut([Draft([], [], "dflash")]) == [0]
     controller.observe([[1]], 0.03, 0.01, 8.0)
     assert controller.stats()["steps"] == 1
+
+
+@pytest.mark.parametrize("costs", [MTP, DFLASH])
+def test_a_probe_of_which_a_grammar_leaves_nothing(costs: dict[str, DraftCost]) -> None:
+    """Drafting was given up, is tried again, and every token of the try is forbidden."""
+    (source,) = costs
+    controller = DepthController(MOE, costs)
+    tries = 0
+    for _ in range(2000):
+        (paid,) = controller.ask([0], [4])
+        controller.cut([Draft([], [], source) if paid else Draft()])
+        controller.observe([[1]], 0.03, 0.01 * paid, 8.0)
+        tries += paid
+    assert 3 < tries < 200
+    assert controller.stats()["probes"] > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_drafters_and_grammars_do_the_rules_of_a_step_are_kept(data: st.DataObject) -> None:
+    """Any requests, limits, drafts (cut to nothing too), tokens and times: no error, and no depth beyond its limit."""
+    controller = DepthController(MOE, data.draw(st.sampled_from([MTP, DFLASH, MTP | DFLASH, {}])), budget=12)
+    random_ = data.draw(st.randoms(use_true_random=False))
+    for _ in range(40):
+        keys = random_.sample(range(6), random_.randint(1, 5))
+        limits = [random_.choice([0, 1, 4, 8]) for _ in keys]
+        paid = controller.ask(keys, limits)
+        assert not any(pays and not limit for pays, limit in zip(paid, limits, strict=True))
+        drafts = []
+        for pays in paid:
+            source = random_.choice(["mtp", "dflash"] if pays else ["lookup", "forced"])
+            length = random_.choice([0, 0, 1, 3, 8])
+            confidence = [random_.choice([0.0, 0.4, 0.99, 1.0]) for _ in range(length)]
+            drafts.append(Draft([random_.randrange(2) for _ in range(length)], confidence, source))
+        controller.more(drafts)
+        depths = controller.cut(drafts)
+        assert all(d <= min(limit, len(draft)) for d, limit, draft in zip(depths, limits, drafts, strict=True))
+        assert sum(depths) + len(keys) <= max(12, len(keys))
+        if random_.random() < 0.9:
+            emitted = [[random_.randrange(2) for _ in range(random_.randint(1, depth + 1))] for depth in depths]
+            controller.observe(emitted, random_.choice([0.0, 1e-3, 0.1]), random_.choice([0.0, 1e-3]), None)
+        if random_.random() < 0.1:
+            controller.forget(random_.choice(keys))
+    controller.stats()

@@ -61,6 +61,7 @@ class LinearFit:
     def add(self, features: Sequence[float], seconds: float, scale: float | None = None) -> None:
         """One measurement. `scale` replaces the fit's own seconds per unit, where another fit knows it better."""
         expected = self.seconds(features)
+        seconds = max(seconds, 1e-9)  # a coarse clock may not have moved
         if self._weight >= WARM_UP:
             seconds = min(seconds, STALL * expected)
         elif self._weight and seconds * STALL < expected:
@@ -82,8 +83,9 @@ class LinearFit:
         size = len(self._shape)
         typical = self._seconds / self._weight if self._weight else max(scale * sum(self._shape), 1e-12)
         guess = [s * scale for s in self._shape]
-        # a guess of next to nothing is no firmer than one of half a per cent of a step
-        pull = [TRUST_IN_BYTES * (typical / max(g, 0.005 * typical)) ** 2 for g in guess]
+        # a guess of next to nothing is no firmer than one of half a per cent of a step; one of far too much still pulls,
+        # or there would be nothing to tell coefficients apart by
+        pull = [TRUST_IN_BYTES * max(typical / max(g, 0.005 * typical), 1e-3) ** 2 for g in guess]
         live = list(range(size))
         while live:
             matrix = [[self._products[i][j] + (pull[i] if i == j else 0.0) for j in live] for i in live]

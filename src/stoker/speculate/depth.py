@@ -340,9 +340,10 @@ class DepthController:
         shift.learn(surprise, information)
 
     def _right(self, step: _Step, i: int, emitted: Sequence[int]) -> float:
-        """Drafts a block got right, half as expected and half as it came; of a probe only the first has been seen."""
+        """Drafts a block got right, half as expected and half as it came; of a probe only the first has been seen.
+        Of a draft that a grammar refused nothing is left, and nothing is expected."""
         if step.looks[i]:
-            return step.expected[i] if emitted[0] == step.drafts[i].tokens[0] else 0.0
+            return step.expected[i] if list(emitted[:1]) == list(step.drafts[i].tokens[:1]) else 0.0
         return 0.5 * (step.expected[i] + min(step.depths[i], len(emitted) - 1))
 
     def _earn(self, track: _Track, earned: float, probing: bool) -> None:
