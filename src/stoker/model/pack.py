@@ -1,10 +1,10 @@
 """Packing a model's weights for the CPU backend, once, after loading: which form each weight takes.
 
-INT4 stays INT4; experts of a small model get a second copy, laid out for the compiled kernel of steps. INT8 codes and
+Steps of a small model use compiled kernels, for which weights lie in blocks. Elsewhere INT4 stays INT4, INT8 codes and
 small matrices become fp16, larger ones bf16, as the sum of two numbers where one does not hold the value (FP8 with its
 scale). Where the processor multiplies bf16 itself, whatever has many rows is bf16: prompts, if bf16 holds the values of
-a small model, and a DFlash drafter, whose rounding changes guesses and never the output. Otherwise values are those of
-the checkpoint, always. A form whose rows are not independent on this machine is not used.
+a small model, and without compiled kernels a DFlash drafter, whose rounding changes guesses and never the output.
+Otherwise values are those of the checkpoint, always. A form whose rows are not independent on this machine is not used.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ INT4_OUTPUTS = 64  # outputs of one block of the int4 kernel
 FEW_EXPERTS = 32  # that are computed all at once
 CACHED = 1 << 17  # values of a matrix that stays in a core's cache while it is multiplied
 
-SMALL_MODEL = 1 << 28  # bytes, as stored, of a model whose experts may be kept twice
+SMALL_MODEL = 1 << 28  # bytes, as stored, of a model whose weights may be kept twice
 
 _held: dict[tuple[str, int, int], bool] = {}  # (kind, out, in) -> rows are independent
 
@@ -43,11 +43,9 @@ def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
     the last time are packed again."""
     small = sum(nbytes for nbytes, _ in _jobs(module, pack, False)) <= SMALL_MODEL
     compiled = small and compiled_kernels()
-    how: Callable[..., Packed] = pack
-    if _fast_bf16() and isinstance(module, DFlash):
+    how: Callable[..., Packed] = partial(pack, twice=small and _fast_bf16(), blocks=compiled)
+    if _fast_bf16() and isinstance(module, DFlash) and not compiled:
         how = pack_rounded
-    elif _fast_bf16() and small:
-        how = partial(pack, twice=True)
     jobs = list(_jobs(module, how, wide=compiled and _fast_bf16()))
     if compiled:
         jobs += _compiled_jobs(module)
@@ -65,7 +63,7 @@ def _jobs(module: nn.Module, how: Callable[..., Packed], wide: bool) -> Iterator
         if isinstance(part, Experts):
             yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part, wide)
         elif isinstance(part, Decoder):
-            yield _bytes(part.lm_head.weight), partial(_replace, part.lm_head)
+            yield _bytes(part.lm_head.weight), partial(_replace, part.lm_head, how)
         for fused in vars(part).values():
             if isinstance(fused, Fused):
                 yield _bytes(*fused.weights), partial(fused.pack, how)
@@ -78,27 +76,20 @@ def _compiled_jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]
 
 
 def _lay_out(mlp: SparseMlp) -> None:
-    """The experts as the compiled kernel takes them, where they are INT4."""
-    parts = [_int4_parts(unpacked(weight)) for weight in (mlp.experts.gate_up_proj, mlp.experts.down_proj)]
-    gate_up, down = ([part for part in found if part is not None] for found in parts)
-    uniform = all(len({part.group for part in found}) == 1 for found in (gate_up, down))
-    if [len(gate_up), len(down)] != [len(found) for found in parts] or not uniform:
-        return
+    """The experts as the compiled kernel takes them, where it does."""
     from stoker.ops.cpu.experts import StepExperts
 
-    moe, shared = mlp.moe, None
-    if not StepExperts.takes(_outputs(down[0]), moe.intermediate_size, moe.shared_intermediate_size):
-        return
-    if moe.shared_intermediate_size:
+    gate_up, down = (_parts(unpacked(weight)) for weight in (mlp.experts.gate_up_proj, mlp.experts.down_proj))
+    shared = None
+    if mlp.moe.shared_intermediate_size:
         own = mlp.shared_expert
-        up = torch.cat([as_tensor(own.gate_proj.weight), as_tensor(own.up_proj.weight)])
-        shared = up.float(), as_tensor(own.down_proj.weight).float()
+        shared = own.gate_proj.weight, own.up_proj.weight, own.down_proj.weight
     mlp.steps.kernel = StepExperts.of(gate_up, down, shared)
 
 
-def _replace(projection: Linear) -> None:
+def _replace(projection: Linear, how: Callable[..., Packed]) -> None:
     """The weight itself in packed form, where others than its module multiply with it."""
-    packed = pack(projection.weight)
+    packed = how(projection.weight)
     del projection.weight  # a parameter's place takes nothing else
     projection.weight = packed
 
@@ -113,14 +104,15 @@ def _bytes(*weights: Weight) -> int:
     return sum(weight_bytes(weight) for weight in weights)
 
 
-def pack(*weights: Weight, precise: bool = False, twice: bool = False) -> Packed:
+def pack(*weights: Weight, precise: bool = False, twice: bool = False, blocks: bool = False) -> Packed:
     """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16. `twice`: a
-    second product is made for prompts, if bf16 holds the values."""
+    second product is made for prompts, if bf16 holds the values. `blocks`: by the compiled kernel, if it takes them."""
     weights = tuple(unpacked(weight) for weight in weights)
-    product, many = _product(weights, precise), None
-    if twice and isinstance(product, Int4Product):
+    compiled = _blocks_product(weights) if blocks and not precise else None
+    product, many = compiled or _product(weights, precise), None
+    if twice and None not in (part for weight in weights for part in _int4_parts(weight)):
         many = _exact_product(torch.cat([as_tensor(weight) for weight in weights]))
-    return Packed(weights, tuple(_outputs(weight) for weight in weights), product, many)
+    return Packed(weights, tuple(_outputs(weight) for weight in weights), product, many, compiled is not None)
 
 
 def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
@@ -184,6 +176,16 @@ def _product(weights: tuple[Weight, ...], precise: bool = False) -> Product:
     return _dense_product(torch.cat([as_tensor(weight) for weight in weights]))
 
 
+def _blocks_product(weights: tuple[Weight, ...]) -> Product | None:
+    from stoker.ops.cpu.dense import BlockProduct
+    from stoker.ops.cpu.pairs import Blocks
+
+    found = Blocks.of(*(part for weight in weights for part in _parts(weight)))
+    if found is None:
+        return None
+    return _if_held(f"blocks of {found.kind}", found.outputs, found.inputs, BlockProduct(found))
+
+
 def _int4_product(codes: Tensor, scales: Tensor) -> Product | None:
     """codes [out, in] int32, scales [groups, out] fp32; None where the kernel cannot take them or does not hold."""
     outputs, inputs = codes.shape
@@ -227,9 +229,12 @@ def _if_held(kind: str, outputs: int, inputs: int, product: Product | None) -> P
     return product if _held[key] else None
 
 
+def _parts(weight: Weight) -> list[Weight]:
+    return list(weight.parts) if isinstance(weight, Joined) else [weight]
+
+
 def _int4_parts(weight: Weight) -> list[Int4 | None]:
-    parts = weight.parts if isinstance(weight, Joined) else (weight,)
-    return [part if isinstance(part, Int4) else None for part in parts]
+    return [part if isinstance(part, Int4) else None for part in _parts(weight)]
 
 
 def _outputs(weight: Weight) -> int:

@@ -83,8 +83,8 @@ class LinearFit:
         size = len(self._shape)
         typical = self._seconds / self._weight if self._weight else max(scale * sum(self._shape), 1e-12)
         guess = [s * scale for s in self._shape]
-        # a guess of next to nothing is no firmer than one of half a per cent of a step; one of far too much still pulls,
-        # or there would be nothing to tell coefficients apart by
+        # a guess of next to nothing is no firmer than one of half a per cent of a step, and one of far too much still
+        # pulls, or there would be nothing to tell coefficients apart by
         pull = [TRUST_IN_BYTES * max(typical / max(g, 0.005 * typical), 1e-3) ** 2 for g in guess]
         live = list(range(size))
         while live:

@@ -103,10 +103,10 @@ class DraftHead:
         """In the bits asked for, and packed where the model's own weights are."""
         if self._how.bits:
             weight = lower(as_tensor(weight), self._how.bits)
-        if isinstance(self._model.lm_head.weight, Packed):
+        if isinstance(head := self._model.lm_head.weight, Packed):
             from stoker.model.pack import pack
 
-            return pack(weight)
+            return pack(weight, blocks=head.blocks)
         return weight
 
 

@@ -89,8 +89,12 @@ def test_experts(shared_width: int, group: int) -> None:
 
     gate_up = [Int4.quantize(torch.randn(EXPERTS, WIDTH, HIDDEN) / 11, group=group) for _ in range(2)]
     down = Int4.quantize(torch.randn(EXPERTS, HIDDEN, WIDTH) / 8, group=group)
-    own = (torch.randn(2 * shared_width, HIDDEN) / 11, torch.randn(HIDDEN, shared_width) / 8) if shared_width else None
+    own = None
+    if shared_width:
+        up, result = (torch.randn(2 * shared_width, HIDDEN) / 11).bfloat16(), torch.randn(HIDDEN, shared_width) / 8
+        own = up[:shared_width], up[shared_width:], result.bfloat16()
     kernel = StepExperts.of(gate_up, [down], own)
+    assert kernel is not None
     x, router = torch.randn(128, HIDDEN).bfloat16(), torch.randn(EXPERTS, HIDDEN)
 
     def mixture(x: Tensor) -> tuple[Tensor, ...]:
@@ -103,9 +107,21 @@ def test_experts(shared_width: int, group: int) -> None:
     dense = torch.cat([part.dequantize() for part in gate_up], dim=1)
     want = routed_experts.reference(x.float(), chosen, weights, dense, down.dequantize(), Family.STEP)
     if own:
-        gate, up = (x.float() @ own[0].t()).chunk(2, dim=1)
-        want = want + torch.sigmoid(x[:, :1].float()) * ((torch.nn.functional.silu(gate) * up) @ own[1].t())
-    assert near(out, want, 1e-5)
+        gate, up = (x.float() @ part.float().t() for part in own[:2])
+        hidden = torch.nn.functional.silu(gate) * up
+        want = want + torch.sigmoid(x[:, :1].float()) * (hidden @ own[2].float().t())
+    assert near(out, want, 3e-3)  # what goes into the last product is bf16
+
+
+def test_experts_that_the_kernel_does_not_take() -> None:
+    from stoker.ops.cpu.experts import StepExperts
+
+    up, down = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN), torch.randn(EXPERTS, HIDDEN, WIDTH)
+    int4 = [Int4.quantize(up, group=32)], [Int4.quantize(down, group=32)]
+    assert StepExperts.of([up.bfloat16()], [down.bfloat16()]) is None
+    assert StepExperts.of(*int4, (up[0, :WIDTH], up[0, WIDTH:], down[0])) is None  # bf16 does not hold the values
+    narrow = [Int4.quantize(up[:, :32], group=32)], [Int4.quantize(down[:, :, :32], group=32)]
+    assert StepExperts.of(*narrow) is None
 
 
 @pytest.mark.parametrize("gated", [True, False])

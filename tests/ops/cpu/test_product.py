@@ -81,7 +81,7 @@ def test_a_product_whose_rows_are_not_independent_is_found_out_and_not_used(monk
     class Library(TiledProduct):
         """Rounds differently for three rows."""
 
-        def __call__(self, x: Tensor) -> Tensor:
+        def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
             return super().__call__(x) * (1.0 + 1e-6 * (x.shape[0] == 3))
 
     assert rows_independent(TiledProduct(weight.float()), 384)

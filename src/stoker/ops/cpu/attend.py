@@ -30,7 +30,7 @@ from stoker.ops.cpu.compiled import (
     total,
     widen,
 )
-from stoker.ops.cpu.strips import BLOCK, STRIP, add_fp32, sixteen_dots, widen_many
+from stoker.ops.cpu.strips import BLOCK, STRIP, add_strip, sixteen_dots, widen_many
 from stoker.ops.cpu.team import arguments, call, entry, ticket
 from stoker.ops.family import STEP_TILE
 
@@ -178,7 +178,7 @@ def _attend(data):
             for strip in range(low // STRIP * STRIP, high + 1, STRIP):
                 _read_strip(v_pages, base + strip, low - strip, high - strip, kv_head, kv_heads, v_scales, values)
                 for block in range(blocks):
-                    add_fp32(weights[: used * group], strip, values[block].ctypes.data, sums[block, : used * group])
+                    add_strip(weights[: used * group], strip, values[block].ctypes.data, sums[block, : used * group])
         for row in range(used * group):
             t, head = rows[n, places[row // group]], kv_head * group + row % group
             factor = np.float32(1) / share[row] if share[row] > np.float32(0) else np.float32(0)

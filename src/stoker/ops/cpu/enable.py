@@ -79,8 +79,9 @@ def _experts_hold() -> bool:
 
     count = 4
     gate_up, down = Int4.quantize(_random(count, 2 * SIZE, SIZE)), Int4.quantize(_random(count, SIZE, SIZE))
-    shared = _random(2 * SIZE, SIZE), _random(SIZE, SIZE)
-    experts = StepExperts.of([gate_up], [down], shared)
+    gate, up, result = (_random(SIZE, SIZE).bfloat16() for _ in range(3))
+    experts = StepExperts.of([gate_up], [down], (gate, up, result))
+    assert experts is not None
     x, weights, gate = _random(TOKENS, SIZE).bfloat16(), _random(TOKENS, 2), _random(TOKENS, 1)
     chosen = torch.stack([torch.arange(TOKENS) % count, (torch.arange(TOKENS) + 1) % count], dim=1)
     return _alone(lambda part: experts(x[part], chosen[part], weights[part], gate[part]))

@@ -2,10 +2,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The experts of a step as one compiled kernel: a chosen expert's weights are read once for all its tokens.
 
-Weights lie in blocks of 64 outputs, input after input, and are decoded in registers for up to six tokens at a time.
+Weights lie in blocks of 64 outputs and are decoded in registers for up to six tokens at a time (`pairs.py`).
 First all blocks of gate and up are computed, by whichever thread is free, then all columns of the result.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,35 +14,12 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from stoker.ops.cpu.compiled import bf16s, compiled, floats, fma, longs, sigmoid, silu, widen
-from stoker.ops.cpu.strips import BF16, BLOCK, FP32, STRIP, add_bf16, add_fp32, add_int4
+from stoker.ops.cpu.compiled import compiled, floats, fma, longs, sigmoid, silu
+from stoker.ops.cpu.pairs import BLOCK, INT4, NUMBER, Blocks, copy_row, multiply, round_row
 from stoker.ops.cpu.team import arguments, call, entry, finish, second_ticket, ticket, wait
-from stoker.weights.formats.int4 import ZERO_POINT, Int4, unpack_nibbles
+from stoker.ops.linear import Weight
 
 HALF = BLOCK // 2  # of gate, and of up
-
-
-@dataclass(frozen=True, eq=False)
-class Int4Blocks:
-    """INT4 matrices of all experts: two signed codes to a byte, the input of the even number in the low half."""
-
-    codes: Tensor  # [E, blocks, in / 2, 64] uint8
-    scales: Tensor  # [E, blocks, in / group, 64] fp32
-    group: int
-
-    @classmethod
-    def of(cls, parts: list[Int4], order: Tensor | None = None) -> "Int4Blocks":
-        """Parts [E, out, in] of the same input, outputs behind each other, then in `order`."""
-        codes = torch.cat([unpack_nibbles(part.qweight) for part in parts], dim=-1) ^ ZERO_POINT  # [E, in, out]
-        scales = torch.cat([part.scales for part in parts], dim=-1).float()
-        if order is not None:
-            codes, scales = codes[..., order], scales[..., order]
-        return cls(_blocks(codes[:, 0::2] | codes[:, 1::2] << 4), _blocks(scales), parts[0].group)
-
-
-def _blocks(x: Tensor) -> Tensor:
-    """[..., n, out] -> [..., out / 64, n, 64]"""
-    return x.unflatten(-1, (-1, BLOCK)).transpose(-3, -2).contiguous()
 
 
 def gate_beside_up(width: int) -> Tensor:
@@ -53,93 +31,78 @@ def gate_beside_up(width: int) -> Tensor:
 class StepExperts:
     """Everything a layer's experts multiply with."""
 
-    gate_up: Int4Blocks
-    down: Int4Blocks
-    shared: tuple[Tensor, Tensor] | None  # the shared expert's blocks of gate and up, and of down: bf16 or fp32
+    gate_up: Blocks
+    down: Blocks
+    shared: tuple[Blocks, Blocks] | None  # the shared expert's gate and up, and its down
 
     @classmethod
-    def of(cls, gate_up: list[Int4], down: list[Int4], shared: tuple[Tensor, Tensor] | None = None) -> "StepExperts":
-        """gate_up [E, 2I, H] and down [E, H, I], perhaps in parts; shared [2I', H] and [H, I'], in fp32."""
-        width = sum(part.shape[-2] for part in gate_up) // 2
-        order = gate_beside_up(width)
-        if shared:
-            up, result = shared[0].t()[:, gate_beside_up(shared[0].shape[0] // 2)], shared[1].t()
-            exact = all(torch.equal(part.bfloat16().float(), part) for part in shared)
-            dtype = torch.bfloat16 if exact else torch.float32
-            shared = _blocks(up).to(dtype), _blocks(result).to(dtype)
-        return cls(Int4Blocks.of(gate_up, order), Int4Blocks.of(down), shared)
-
-    @staticmethod
-    def takes(size: int, *widths: int) -> bool:
-        """Whether the kernel is for a hidden size and experts of these widths."""
-        return size % BLOCK == 0 and all(width % HALF == 0 for width in widths)
+    def of(
+        cls,
+        gate_up: Sequence[Weight],
+        down: Sequence[Weight],
+        shared: tuple[Weight, Weight, Weight] | None = None,
+    ) -> "StepExperts | None":
+        """gate_up [E, 2I, H] and down [E, H, I], perhaps in parts of fewer outputs; the shared expert's gate, up
+        [I', H] and down [H, I']. None where the kernel does not take them."""
+        routed = _mlp(gate_up, down)
+        own = _mlp(shared[:2], shared[2:]) if shared else None
+        if routed is None or routed[0].kind != INT4 or (shared and own is None):
+            return None
+        return cls(*routed, own)
 
     def bytes_read(self, experts: int) -> int:
         """By a step that chooses so many of them."""
-        both = self.gate_up, self.down
-        routed = sum(part.codes[0].nbytes + part.scales[0].nbytes for part in both)
+        routed = (self.gate_up.nbytes + self.down.nbytes) // self.gate_up.codes.shape[0]
         return experts * routed + sum(weight.nbytes for weight in self.shared or ())
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, gate: Tensor | None) -> Tensor:
         """bf16 x [T, H], chosen [T, top_k], their weights, the shared expert's gate [T, 1] before its sigmoid -> [T, H]
         fp32, experts added in order of their numbers, the shared one last."""
         tokens, size = x.shape
-        up, down, shared = self.gate_up, self.down, self.shared
-        width, top_k = down.codes.shape[2] * 2, chosen.shape[1]
-        shared_width = shared[1].shape[1] if shared else 0
-        scratch = weights.new_empty(tokens * (top_k * width + shared_width))
+        up, down = self.gate_up, self.down
+        own_up, own_down = self.shared or (up, down)
+        width, top_k = down.inputs, chosen.shape[1]
+        shared_width = own_down.inputs if self.shared else 0
+        scratch = torch.empty(tokens * (top_k * width + shared_width) * NUMBER, dtype=torch.uint8)
         out = weights.new_empty(tokens, size)
         call(
             _experts, x.data_ptr(), x.stride(0), chosen.data_ptr(), weights.data_ptr(), top_k, up.codes.data_ptr(),
             up.scales.data_ptr(), up.group, down.codes.data_ptr(), down.scales.data_ptr(), down.group,
-            shared[0].data_ptr() if shared else 0, shared[1].data_ptr() if shared else 0,
-            BF16 if shared and shared[0].dtype == torch.bfloat16 else FP32,
+            own_up.codes.data_ptr(), own_up.scales.data_ptr(), own_up.group, own_up.kind,
+            own_down.codes.data_ptr(), own_down.scales.data_ptr(), own_down.group, own_down.kind,
             0 if gate is None else gate.data_ptr(), 0 if gate is None else gate.stride(0),
             up.codes.shape[0], size, width, shared_width, tokens, scratch.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 
 
-@compiled
-def _multiply(x, codes, scales, group, part, sums):
-    """sums [count, 64] = x [count, in] times a block of an INT4 matrix; a group's sum is scaled when it is complete."""
-    part, sums = part[: x.shape[0]], sums[: x.shape[0]]
-    sums[:] = np.float32(0)
-    for start in range(0, x.shape[1], group):
-        part[:] = np.float32(0)
-        for first in range(start, start + group, STRIP):
-            add_int4(x, first, codes + first // 2 * BLOCK, part)
-        scale = floats(scales + 4 * (start // group) * BLOCK, (BLOCK,))
-        for i in range(sums.shape[0]):
-            for j in range(BLOCK):
-                sums[i, j] = fma(part[i, j], scale[j], sums[i, j])
+def _mlp(gate_up: Sequence[Weight], down: Sequence[Weight]) -> tuple[Blocks, Blocks] | None:
+    outputs: list[int] = [part.shape[-2] for part in gate_up]  # type: ignore[union-attr]
+    width = sum(outputs) // 2
+    if width % HALF:
+        return None
+    both = Blocks.of(*gate_up, order=gate_beside_up(width)), Blocks.of(*down)
+    return None if both[0] is None or both[1] is None else (both[0], both[1])
 
 
 @compiled
-def _multiply_plain(x, weights, kind, sums):
-    """The same with a block in bf16 or fp32."""
-    sums[:] = np.float32(0)
-    for first in range(0, x.shape[1], STRIP):
-        if kind == BF16:
-            add_bf16(x, first, weights + 2 * first * BLOCK, sums)
-        else:
-            add_fp32(x, first, weights + 4 * first * BLOCK, sums)
+def _product(kind, rows, count, inputs, group, codes, scales, block, sums):
+    """sums [count, 64] = rows that lie behind each other times one block of a matrix."""
+    sums[:count] = np.float32(0)
+    multiply(
+        kind, rows, NUMBER * inputs, count, inputs, group, codes + block * (inputs // 2) * BLOCK * kind,
+        scales + 4 * block * (inputs // group) * BLOCK, sums.ctypes.data,
+    )  # fmt: skip
 
 
 @compiled
-def _activate(sums, block, hidden):
-    """silu(gate) * up of a block, into 32 columns of hidden."""
-    for i in range(sums.shape[0]):
+def _activate(sums, count, block, width, hidden):
+    """silu(gate) * up of a block, into 32 columns of the hidden rows [count, width] at an address."""
+    active = np.empty(HALF, np.float32)
+    for i in range(count):
         for j in range(HALF):
-            hidden[i, HALF * block + j] = silu(sums[i, j]) * sums[i, HALF + j]
-
-
-@compiled
-def _gather(x, stride, rows, wide):
-    for i in range(rows.shape[0]):
-        row = bf16s(x + 2 * rows[i] * stride, (wide.shape[1],))
-        for j in range(wide.shape[1]):
-            wide[i, j] = widen(row[j])
+            active[j] = silu(sums[i, j]) * sums[i, HALF + j]
+        round_row(active, hidden + NUMBER * (i * width + HALF * block))
 
 
 @compiled
@@ -166,34 +129,35 @@ def _by_expert(chosen, experts, top_k):
 def _experts(data):
     (
         x, stride, chosen, weights_in, top_k, up_codes, up_scales, up_group, down_codes, down_scales, down_group,
-        shared_up, shared_down, kind, gate, gate_stride, experts, size, width, shared_width, tokens, scratch, out,
-    ) = to_fixed_tuple(arguments(data, 23), 23)  # fmt: skip
+        own_up, own_up_scales, own_up_group, own_up_kind, own_down, own_down_scales, own_down_group, own_down_kind,
+        gate, gate_stride, experts, size, width, shared_width, tokens, hidden, out,
+    ) = to_fixed_tuple(arguments(data, 28), 28)  # fmt: skip
     weights, results = floats(weights_in, (tokens * top_k,)), floats(out, (tokens, size))
-    hidden = floats(scratch, (tokens * top_k, width))
-    shared_hidden = floats(scratch + 4 * tokens * top_k * width, (tokens, shared_width))
+    shared_hidden = hidden + NUMBER * tokens * top_k * width
     rows, order, begins, used = _by_expert(longs(chosen, (tokens * top_k,)), experts, top_k)
-    wide = np.empty((tokens, size), np.float32)
-    sums, part = np.empty((tokens, BLOCK), np.float32), np.empty((tokens, BLOCK), np.float32)
+    sums, row_bytes = np.empty((tokens, BLOCK), np.float32), NUMBER * size
+    gathered, holds = np.empty(tokens * row_bytes, np.uint8), -1
 
     blocks = width // HALF
     routed, items = len(used) * blocks, len(used) * blocks + shared_width // HALF
     item = ticket(data)
     while item < items:
+        which, block = (item // blocks, item % blocks) if item < routed else (len(used), item - routed)
+        first, stop = (begins[used[which]], begins[used[which] + 1]) if item < routed else (0, tokens)
+        inputs = gathered.ctypes.data  # taken anew each time: an array lives until its last mention
+        if which != holds:
+            holds = which
+            for i in range(first, stop):
+                row = rows[i] if item < routed else i
+                copy_row(x + 2 * row * stride, size, inputs + (i - first) * row_bytes)
+        count = stop - first
         if item < routed:
-            e, block = used[item // blocks], item % blocks
-            first, stop = begins[e], begins[e + 1]
-            place = e * blocks + block
-            _gather(x, stride, rows[first:stop], wide)
-            _multiply(
-                wide[: stop - first], up_codes + place * size // 2 * BLOCK,
-                up_scales + 4 * place * (size // up_group) * BLOCK, up_group, part, sums,
-            )  # fmt: skip
-            _activate(sums[: stop - first], block, hidden[first:stop])
+            place = used[which] * blocks + block
+            _product(INT4, inputs, count, size, up_group, up_codes, up_scales, place, sums)
+            _activate(sums, count, block, width, hidden + NUMBER * first * width)
         else:
-            block = item - routed
-            _gather(x, stride, np.arange(tokens), wide)
-            _multiply_plain(wide, shared_up + kind // 2 * block * size * BLOCK, kind, sums)
-            _activate(sums, block, shared_hidden)
+            _product(own_up_kind, inputs, count, size, own_up_group, own_up, own_up_scales, block, sums)
+            _activate(sums, count, block, shared_width, shared_hidden)
         finish(data)
         item = ticket(data)
     wait(data, items)
@@ -205,16 +169,17 @@ def _experts(data):
         for e in used:
             first, stop = begins[e], begins[e + 1]
             place = e * (size // BLOCK) + column
-            _multiply(
-                hidden[first:stop], down_codes + place * width // 2 * BLOCK,
-                down_scales + 4 * place * (width // down_group) * BLOCK, down_group, part, sums,
-            )  # fmt: skip
+            active = hidden + NUMBER * first * width
+            _product(INT4, active, stop - first, width, down_group, down_codes, down_scales, place, sums)
             for i in range(first, stop):
                 share = weights[order[i]]
                 for j in range(BLOCK):
                     result[rows[i], j] = fma(sums[i - first, j], share, result[rows[i], j])
         if shared_width:
-            _multiply_plain(shared_hidden, shared_down + kind // 2 * column * shared_width * BLOCK, kind, sums)
+            _product(
+                own_down_kind, shared_hidden, tokens, shared_width, own_down_group, own_down, own_down_scales, column,
+                sums,
+            )  # fmt: skip
             for t in range(tokens):
                 share = sigmoid(floats(gate + 4 * t * gate_stride, (1,))[0])
                 for j in range(BLOCK):

@@ -21,7 +21,7 @@ def linear(x: Tensor, weight: Weight, family: Family, dtype: torch.dtype | None 
         return NotImplemented
     wanted = dtype or x.dtype
     product = weight.product if family is Family.STEP or weight.many is None else weight.many
-    out = product(x) if x.shape[0] <= ROWS else _by_rows(product, x)
+    out = product(x, wanted) if x.shape[0] <= ROWS else _by_rows(product, x)
     return out if out.dtype == wanted else out.to(wanted)
 
 

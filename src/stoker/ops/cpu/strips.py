@@ -16,13 +16,12 @@ from stoker.ops.cpu.compiled import compiled
 BLOCK = 64  # outputs
 STRIP = 16  # inputs
 LANES = 16
-INT4, BF16, FP32 = 1, 4, 8  # bytes of two weights
 WORD = ir.IntType(32)
 
 
-def _multiplier(kind, tokens):
-    """Adds sixteen inputs of so many rows, times weights that are decoded on the way, to 64 sums of each row: all in
-    registers. `kind`: bytes of two weights."""
+def _multiplier(tokens):
+    """Adds sixteen inputs of so many rows, times sixteen rows of 64 weights, to 64 sums of each row: all in
+    registers."""
 
     def generate(context, builder, signature, addresses):
         rows, row_bytes, weights, sums = addresses
@@ -38,32 +37,16 @@ def _multiplier(kind, tokens):
             one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(WORD, 0))
             return builder.shuffle_vector(one, one, ir.Constant(words, [0] * LANES))
 
-        def shifted(operation, value, bits):
-            return operation(value, ir.Constant(words, [bits] * LANES))
-
-        def decode(pair, lane):
-            """16 outputs of two inputs."""
-            if kind == INT4:
-                codes = load(weights, pair * BLOCK + lane, ir.VectorType(ir.IntType(8), LANES))
-                both = builder.sext(codes, words)
-                low = shifted(builder.ashr, shifted(builder.shl, both, 28), 28)
-                return [builder.sitofp(half, vector) for half in (low, shifted(builder.ashr, both, 4))]
-            places = [(2 * pair + i) * BLOCK + lane for i in range(2)]
-            if kind == FP32:
-                return [load(weights, 4 * place, vector) for place in places]
-            halves = [load(weights, 2 * place, ir.VectorType(ir.IntType(16), LANES)) for place in places]
-            return [builder.bitcast(shifted(builder.shl, builder.zext(half, words), 16), vector) for half in halves]
-
         starts = [rows]
         for _ in range(1, tokens):
             starts.append(builder.add(starts[-1], row_bytes))
         found = [[load(sums, 4 * (token * BLOCK + lane), vector) for lane in lanes] for token in range(tokens)]
-        for pair in range(STRIP // 2):
+        for place in range(STRIP):
             for which, lane in enumerate(lanes):
-                for i, weight in enumerate(decode(pair, lane)):
-                    for start, totals in zip(starts, found, strict=True):
-                        x = spread(load(start, 4 * (2 * pair + i), single))
-                        totals[which] = builder.call(fused, (x, weight, totals[which]))
+                weight = load(weights, 4 * (place * BLOCK + lane), vector)
+                for start, totals in zip(starts, found, strict=True):
+                    x = spread(load(start, 4 * place, single))
+                    totals[which] = builder.call(fused, (x, weight, totals[which]))
         for token, totals in enumerate(found):
             for lane, total in zip(lanes, totals, strict=True):
                 moved = builder.add(sums, ir.Constant(sums.type, 4 * (token * BLOCK + lane)))
@@ -73,40 +56,35 @@ def _multiplier(kind, tokens):
     return types.void(types.intp, types.intp, types.intp, types.intp), generate
 
 
-def _add_strip(kind):
-    """All rows of x times sixteen inputs of a block, as many rows at a time as registers hold."""
+def _of(tokens):
+    @intrinsic
+    def multiply(typing_context, rows, row_bytes, weights, sums):
+        return _multiplier(tokens)
 
-    def of(tokens):
-        @intrinsic
-        def multiply(typing_context, rows, row_bytes, weights, sums):
-            return _multiplier(kind, tokens)
-
-        return multiply
-
-    one, two, three, four, five, six = (of(tokens) for tokens in range(1, 7))
-
-    @compiled
-    def add(x, first, weights, sums):
-        """sums [rows, 64] += x[:, first : first + 16] times what lies at the address `weights`."""
-        rows, row_bytes, place, left = x.ctypes.data + 4 * first, 4 * x.shape[1], sums.ctypes.data, x.shape[0]
-        while left >= 6:
-            six(rows, row_bytes, weights, place)
-            rows, place, left = rows + 6 * row_bytes, place + 24 * BLOCK, left - 6
-        if left == 1:
-            one(rows, row_bytes, weights, place)
-        elif left == 2:
-            two(rows, row_bytes, weights, place)
-        elif left == 3:
-            three(rows, row_bytes, weights, place)
-        elif left == 4:
-            four(rows, row_bytes, weights, place)
-        elif left == 5:
-            five(rows, row_bytes, weights, place)
-
-    return add
+    return multiply
 
 
-add_int4, add_bf16, add_fp32 = (_add_strip(kind) for kind in (INT4, BF16, FP32))
+_one, _two, _three, _four, _five, _six = (_of(tokens) for tokens in range(1, 7))
+
+
+@compiled
+def add_strip(x, first, weights, sums):
+    """sums [rows, 64] += x[:, first : first + 16] times what lies at the address `weights`, as many rows at a time as
+    registers hold."""
+    rows, row_bytes, place, left = x.ctypes.data + 4 * first, 4 * x.shape[1], sums.ctypes.data, x.shape[0]
+    while left >= 6:
+        _six(rows, row_bytes, weights, place)
+        rows, place, left = rows + 6 * row_bytes, place + 24 * BLOCK, left - 6
+    if left == 1:
+        _one(rows, row_bytes, weights, place)
+    elif left == 2:
+        _two(rows, row_bytes, weights, place)
+    elif left == 3:
+        _three(rows, row_bytes, weights, place)
+    elif left == 4:
+        _four(rows, row_bytes, weights, place)
+    elif left == 5:
+        _five(rows, row_bytes, weights, place)
 
 
 @intrinsic
