@@ -1,12 +1,15 @@
 """`make demo` against mock servers: every method on every kind, the table, and tokens compared."""
 
 import asyncio
+import sys
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from stoker.bench.html import html_report
 from stoker.demo import __main__ as demo
+from stoker.demo import servers
 from tests.bench.mock import Behaviour, Mock
 
 
@@ -39,3 +42,16 @@ def test_every_method_is_measured_and_compared_token_for_token():
     assert {server.name for server in found.environment.servers} == set(demo.METHODS)
     assert {"Q&A", "Agent", *demo.KINDS} <= {row.name for row in found.workloads}
     assert "adaptive" in html_report(found)
+
+
+def test_a_server_that_does_not_start_is_an_error_with_what_it_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(servers, "STOKER", (sys.executable, "-c", "raise SystemExit('error: no room [12 GiB] here')"))
+    with pytest.raises(SystemExit) as end:
+        demo.run()
+    assert end.value.code == 2
+    said = capfd.readouterr().err
+    assert "error: the demo's server with --draft none did not get ready in" in said
+    assert "error: no room [12 GiB] here" in said
+    assert "Traceback" not in said

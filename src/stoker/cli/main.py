@@ -65,9 +65,7 @@ def run() -> None:
     except StokerError as error:
         if debug:
             raise
-        from rich.markup import escape
+        from stoker.cli.progress import say_error
 
-        from stoker.cli.progress import error_console
-
-        error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        say_error(error)
         sys.exit(2)

@@ -1,4 +1,5 @@
-"""The bar that commands show while they move bytes: phase, share, amount, speed, time left. On stderr, for people."""
+"""What commands say on stderr, for people: the bar while they move bytes (phase, share, amount, speed, time left), and
+errors."""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,13 @@ def error_console() -> "Console":
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def say_error(error: Exception) -> None:
+    """One sentence, in red where there are colours."""
+    from rich.markup import escape
+
+    error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
 
 
 def byte_progress(console: "Console") -> "Progress":

@@ -3,6 +3,7 @@
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
@@ -24,8 +25,10 @@ from stoker.bench.run import Runner
 from stoker.bench.suites import Cell, Options, Plan, plan
 from stoker.bench.target import Target
 from stoker.bench.workloads import Prompt
+from stoker.cli.progress import say_error
 from stoker.demo import prompts
 from stoker.demo.servers import serving
+from stoker.errors import StokerError
 
 PLAIN, ADAPTIVE = "plain", "adaptive"
 METHODS = {PLAIN: "none", "MTP-3": "mtp:3", "DFlash-12": "dflash:12", ADAPTIVE: "auto"}
@@ -139,5 +142,16 @@ def _table(rows: list[Workload], tokens: Tokens) -> Table:
     return table
 
 
+def run() -> None:
+    """Entry point. A server that does not start is one sentence with what it said, and exit code 2."""
+    try:
+        main()
+    except StokerError as error:
+        say_error(error)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 if __name__ == "__main__":
-    main()
+    run()

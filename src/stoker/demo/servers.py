@@ -56,7 +56,8 @@ class _Server:
         )
         self._said: list[str] = []
         self.address = ""
-        threading.Thread(target=self._follow, daemon=True).start()
+        self._reader = threading.Thread(target=self._follow, daemon=True)
+        self._reader.start()
 
     def wait_until_ready(self, say: Callable[[str], None]) -> None:
         began = time.monotonic()
@@ -64,7 +65,8 @@ class _Server:
             phase = self._phase()
             if phase == "ready":
                 return
-            if self.process.poll() is not None or time.monotonic() - began > PATIENCE_S:
+            if (ended := self.process.poll() is not None) or time.monotonic() - began > PATIENCE_S:
+                self._reader.join(timeout=5.0 if ended else 0.0)  # its last words may still be on their way
                 raise EngineError(
                     f"the demo's server with --draft {self._draft} did not get ready in "
                     f"{time.monotonic() - began:.0f} s; it said:\n" + "".join(self._said[-20:])
