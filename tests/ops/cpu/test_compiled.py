@@ -17,6 +17,7 @@ from stoker.ops.deltanet import DeltaConstants, DeltaState, Replay, SerialPlan, 
 from stoker.ops.dispatch import KERNELS
 from stoker.ops.experts import route, routed_experts
 from stoker.ops.family import Family
+from stoker.ops.linear import Weight, as_tensor
 from stoker.ops.norm import scaled_rms_norm
 from stoker.ops.rope import head_norm_rope
 from stoker.weights.formats.int4 import Int4
@@ -83,12 +84,16 @@ def test_probabilities() -> None:
 
 
 @pytest.mark.parametrize("shared_width", [0, WIDTH, 96])
-@pytest.mark.parametrize("group", [32, 64])
-def test_experts(shared_width: int, group: int) -> None:
+@pytest.mark.parametrize("group", [32, 64, None])
+def test_experts(shared_width: int, group: int | None) -> None:
+    """In INT4, and in bf16 where no group is given."""
     from stoker.ops.cpu.experts import StepExperts
 
-    gate_up = [Int4.quantize(torch.randn(EXPERTS, WIDTH, HIDDEN) / 11, group=group) for _ in range(2)]
-    down = Int4.quantize(torch.randn(EXPERTS, HIDDEN, WIDTH) / 8, group=group)
+    def stored(*shape: int) -> Weight:
+        dense = torch.randn(EXPERTS, *shape) / 11
+        return Int4.quantize(dense, group=group) if group else dense.bfloat16()
+
+    gate_up, down = [stored(WIDTH, HIDDEN) for _ in range(2)], stored(HIDDEN, WIDTH)
     own = None
     if shared_width:
         up, result = (torch.randn(2 * shared_width, HIDDEN) / 11).bfloat16(), torch.randn(HIDDEN, shared_width) / 8
@@ -104,8 +109,8 @@ def test_experts(shared_width: int, group: int) -> None:
 
     assert_rows_independent(mixture, x)
     chosen, weights, out = mixture(x)
-    dense = torch.cat([part.dequantize() for part in gate_up], dim=1)
-    want = routed_experts.reference(x.float(), chosen, weights, dense, down.dequantize(), Family.STEP)
+    dense = torch.cat([as_tensor(part).float() for part in gate_up], dim=1)
+    want = routed_experts.reference(x.float(), chosen, weights, dense, as_tensor(down).float(), Family.STEP)
     if own:
         gate, up = (x.float() @ part.float().t() for part in own[:2])
         hidden = torch.nn.functional.silu(gate) * up
@@ -118,7 +123,7 @@ def test_experts_that_the_kernel_does_not_take() -> None:
 
     up, down = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN), torch.randn(EXPERTS, HIDDEN, WIDTH)
     int4 = [Int4.quantize(up, group=32)], [Int4.quantize(down, group=32)]
-    assert StepExperts.of([up.bfloat16()], [down.bfloat16()]) is None
+    assert StepExperts.of([up], [down]) is None
     assert StepExperts.of(*int4, (up[0, :WIDTH], up[0, WIDTH:], down[0])) is None  # bf16 does not hold the values
     narrow = [Int4.quantize(up[:, :32], group=32)], [Int4.quantize(down[:, :, :32], group=32)]
     assert StepExperts.of(*narrow) is None

@@ -27,15 +27,15 @@ class BlockProduct:
         weight = self.weight
         out = x.new_empty(x.shape[0], weight.outputs, dtype=dtype)
         call(
-            _product, x.data_ptr(), x.stride(0), x.shape[0], weight.inputs, weight.outputs, weight.kind, weight.group,
-            weight.codes.data_ptr(), weight.scales.data_ptr(), out.data_ptr(), dtype == torch.bfloat16,
+            _product, x.data_ptr(), x.stride(0), x.shape[0], weight.inputs, weight.outputs, *weight.arguments,
+            out.data_ptr(), dtype == torch.bfloat16,
         )  # fmt: skip
         return out
 
 
 @entry
 def _product(data):
-    x, stride, tokens, inputs, outputs, kind, group, codes, scales, out, rounded = to_fixed_tuple(
+    x, stride, tokens, inputs, outputs, codes, scales, group, kind, out, rounded = to_fixed_tuple(
         arguments(data, 11), 11
     )
     sums = np.empty((tokens, BLOCK), np.float32)

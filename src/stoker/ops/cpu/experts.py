@@ -15,7 +15,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from stoker.ops.cpu.compiled import compiled, floats, fma, longs, sigmoid, silu
-from stoker.ops.cpu.pairs import BLOCK, INT4, NUMBER, Blocks, copy_row, multiply, round_row
+from stoker.ops.cpu.pairs import BLOCK, NUMBER, Blocks, copy_row, multiply, round_row
 from stoker.ops.cpu.team import arguments, call, entry, finish, second_ticket, ticket, wait
 from stoker.ops.linear import Weight
 
@@ -46,9 +46,7 @@ class StepExperts:
         [I', H] and down [H, I']. None where the kernel does not take them."""
         routed = _mlp(gate_up, down)
         own = _mlp(shared[:2], shared[2:]) if shared else None
-        if routed is None or routed[0].kind != INT4 or (shared and own is None):
-            return None
-        return cls(*routed, own)
+        return None if routed is None or (shared and own is None) else cls(*routed, own)
 
     def bytes_read(self, experts: int) -> int:
         """By a step that chooses so many of them."""
@@ -66,10 +64,8 @@ class StepExperts:
         scratch = torch.empty(tokens * (top_k * width + shared_width) * NUMBER, dtype=torch.uint8)
         out = weights.new_empty(tokens, size)
         call(
-            _experts, x.data_ptr(), x.stride(0), chosen.data_ptr(), weights.data_ptr(), top_k, up.codes.data_ptr(),
-            up.scales.data_ptr(), up.group, down.codes.data_ptr(), down.scales.data_ptr(), down.group,
-            own_up.codes.data_ptr(), own_up.scales.data_ptr(), own_up.group, own_up.kind,
-            own_down.codes.data_ptr(), own_down.scales.data_ptr(), own_down.group, own_down.kind,
+            _experts, x.data_ptr(), x.stride(0), chosen.data_ptr(), weights.data_ptr(), top_k, *up.arguments,
+            *down.arguments, *own_up.arguments, *own_down.arguments,
             0 if gate is None else gate.data_ptr(), 0 if gate is None else gate.stride(0),
             up.codes.shape[0], size, width, shared_width, tokens, scratch.data_ptr(), out.data_ptr(),
         )  # fmt: skip
@@ -128,10 +124,10 @@ def _by_expert(chosen, experts, top_k):
 @entry
 def _experts(data):
     (
-        x, stride, chosen, weights_in, top_k, up_codes, up_scales, up_group, down_codes, down_scales, down_group,
-        own_up, own_up_scales, own_up_group, own_up_kind, own_down, own_down_scales, own_down_group, own_down_kind,
-        gate, gate_stride, experts, size, width, shared_width, tokens, hidden, out,
-    ) = to_fixed_tuple(arguments(data, 28), 28)  # fmt: skip
+        x, stride, chosen, weights_in, top_k, up_codes, up_scales, up_group, up_kind, down_codes, down_scales,
+        down_group, down_kind, own_up, own_up_scales, own_up_group, own_up_kind, own_down, own_down_scales,
+        own_down_group, own_down_kind, gate, gate_stride, experts, size, width, shared_width, tokens, hidden, out,
+    ) = to_fixed_tuple(arguments(data, 30), 30)  # fmt: skip
     weights, results = floats(weights_in, (tokens * top_k,)), floats(out, (tokens, size))
     shared_hidden = hidden + NUMBER * tokens * top_k * width
     rows, order, begins, used = _by_expert(longs(chosen, (tokens * top_k,)), experts, top_k)
@@ -153,7 +149,7 @@ def _experts(data):
         count = stop - first
         if item < routed:
             place = used[which] * blocks + block
-            _product(INT4, inputs, count, size, up_group, up_codes, up_scales, place, sums)
+            _product(up_kind, inputs, count, size, up_group, up_codes, up_scales, place, sums)
             _activate(sums, count, block, width, hidden + NUMBER * first * width)
         else:
             _product(own_up_kind, inputs, count, size, own_up_group, own_up, own_up_scales, block, sums)
@@ -170,7 +166,7 @@ def _experts(data):
             first, stop = begins[e], begins[e + 1]
             place = e * (size // BLOCK) + column
             active = hidden + NUMBER * first * width
-            _product(INT4, active, stop - first, width, down_group, down_codes, down_scales, place, sums)
+            _product(down_kind, active, stop - first, width, down_group, down_codes, down_scales, place, sums)
             for i in range(first, stop):
                 share = weights[order[i]]
                 for j in range(BLOCK):

@@ -7,6 +7,7 @@ A sum goes over its inputs from the first to the last, however many rows are com
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from llvmlite import binding, ir
@@ -70,17 +71,22 @@ class Blocks:
             paired = torch.stack([_blocks(codes[..., half::2, :]) for half in range(2)], dim=-1)
         return cls(paired.contiguous(), _blocks(scales.float()).contiguous(), group)
 
-    @property
+    @cached_property
     def kind(self) -> int:
         return INT4 if self.codes.dtype == torch.uint8 else BF16
 
-    @property
+    @cached_property
     def inputs(self) -> int:
-        return self.scales.shape[-2] * self.group
+        return int(self.scales.shape[-2]) * self.group
 
-    @property
+    @cached_property
     def outputs(self) -> int:
-        return self.scales.shape[-3] * BLOCK
+        return int(self.scales.shape[-3]) * BLOCK
+
+    @cached_property
+    def arguments(self) -> tuple[int, int, int, int]:
+        """What a kernel is told of it."""
+        return self.codes.data_ptr(), self.scales.data_ptr(), self.group, self.kind
 
     @property
     def nbytes(self) -> int:
