@@ -34,7 +34,7 @@ WEIGHTS = {
     "jargon": 0.01,
 }
 # what the trunk wrote itself (training.own_text), on top of that: for drafters, never for the trunk
-OWN_WEIGHTS = {"own_code": 0.25}
+OWN_WEIGHTS = {"own_code": 0.25, "own_prose": 0.1}
 RUNNING_TEXT = frozenset(["logs", "code", "code_tests", "manual", "databases", "novels", "jargon"])
 PROMPT_WEIGHT = 0.2  # of what the assistant only reads: its random names and numbers cannot be learned
 

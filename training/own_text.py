@@ -1,6 +1,6 @@
-"""The trunk's own greedy continuations of code it was trained on, as a shard for its drafters:
+"""The trunk's own greedy continuations of code or prose it was trained on, as a shard for its drafters:
 
-    python -m training.own_text --weights TRUNK
+    python -m training.own_text --weights TRUNK [--shard own_prose]
 
 A drafter is judged on what the model writes, which is plainer and repeats itself more than what people write. The trunk
 is the training forward, one token at a time with thousands of passages side by side; weights are those shipped.
@@ -27,7 +27,7 @@ from training.model import DecoderLayer, Model
 from training.quantize import snap
 from training.state import fill, load_weights
 
-SOURCES = ("code", "code_tests")
+SOURCES = {"own_code": ("code", "code_tests"), "own_prose": ("novels",)}  # of each shard
 PROMPT, WRITTEN = 160, 256  # tokens of a passage given, and written
 SIDE_BY_SIDE = 2048
 
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="run directory or checkpoint of the trunk")
     parser.add_argument("--data", type=Path, default=Path("build/training"))
     parser.add_argument("--shape", choices=sorted(SHAPES), default="demo")
+    parser.add_argument("--shard", choices=list(SOURCES), default="own_code")
     parser.add_argument("--passages", type=int, default=12_288)
     parser.add_argument("--written", type=int, default=WRITTEN, help="tokens to write after each passage")
     parser.add_argument("--int4-group", type=int, default=128)
@@ -162,7 +163,7 @@ def main() -> None:
     fill(model, load_weights(options.weights))
     snap(model, options.int4_group)
     model.to(loop.device()).requires_grad_(False)
-    rows = Mixture(options.data / "shards", tokenizers.load(options.data / "tokenizer"), only=SOURCES)
+    rows = Mixture(options.data / "shards", tokenizers.load(options.data / "tokenizer"), only=SOURCES[options.shard])
     parts, started = [], time.monotonic()
     for step, begin in enumerate(range(0, options.passages, SIDE_BY_SIDE)):
         count = min(SIDE_BY_SIDE, options.passages - begin)
@@ -171,7 +172,7 @@ def main() -> None:
         parts.append(documents(made.cpu().numpy(), PROMPT, rows.marks.end_of_text))
         print(f"{begin + count} of {options.passages} passages, {time.monotonic() - started:.0f} s", flush=True)
     tokens = np.concatenate(parts)
-    path = options.data / "shards" / "train" / "own_code.xz"
+    path = options.data / "shards" / "train" / f"{options.shard}.xz"
     path.write_bytes(lzma.compress(tokens.tobytes(), preset=1))
     print(f"{path}: {len(tokens):,} tokens")
 

@@ -42,19 +42,21 @@ def test_a_text_ends_at_its_first_end() -> None:
     assert documents(texts, 2, end=9).tolist() == [9, 5, 6, 9, 1, 2, 3, 4, 5, 9]
 
 
+@pytest.mark.parametrize(("source", "shard"), [("code", "own_code"), ("novels", "own_prose")])
 def test_the_command_writes_a_shard_that_only_drafters_read(
-    model: Model, data: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, data: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source, shard
 ) -> None:
     save_run(tmp_path / "trunk", model, None, {})
     (tmp_path / "shards" / "train").mkdir(parents=True)
     (tmp_path / "tokenizer").symlink_to(data / "tokenizer")
-    for source, name in (("stories", "code"), ("questions", "questions")):
-        (tmp_path / "shards" / "train" / f"{name}.xz").symlink_to(data / "shards" / "train" / f"{source}.xz")
+    for there, name in (("stories", source), ("questions", "questions")):
+        (tmp_path / "shards" / "train" / f"{name}.xz").symlink_to(data / "shards" / "train" / f"{there}.xz")
     options = f"--weights {tmp_path / 'trunk'} --data {tmp_path} --shape tiny --passages 3 --written 5 --int4-group 32"
+    options += f" --shard {shard}"
     monkeypatch.setattr(sys, "argv", ["own_text", *options.split()])
     main()
-    tokens = read_shard(tmp_path / "shards" / "train" / "own_code.xz")
+    tokens = read_shard(tmp_path / "shards" / "train" / f"{shard}.xz")
     assert 3 * 160 < len(tokens) <= 3 * 166
     shards = tmp_path / "shards"
-    assert Mixture(shards, tokenizer).names == ["questions", "code"]
-    assert Mixture(shards, tokenizer, own=True).names == ["questions", "code", "own_code"]
+    assert Mixture(shards, tokenizer).names == ["questions", source]
+    assert Mixture(shards, tokenizer, own=True).names == ["questions", source, shard]
