@@ -1,0 +1,1 @@
+"""The same measurement on other engines, so that a comparison can be repeated by anyone."""
