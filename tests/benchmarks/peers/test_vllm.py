@@ -29,11 +29,14 @@ ROOT = Path(__file__).parents[3]
 
 
 class FakeEngine:
-    """vLLM's engine as the benchmark uses it, with a clock of its own: seconds and tokens of a step are known."""
+    """vLLM's engine as the benchmark uses it, with a clock of its own: seconds and tokens of a step are known.
+
+    Its first prompt takes twice as long, and before every fourth step it has nothing to say.
+    """
 
     def __init__(self, prefill: float, step: float, gains: Callable[[int], int], distinct: float = 0.0) -> None:
         self.prefill, self.step_seconds, self.gains, self.distinct = prefill, step, gains, distinct
-        self.now, self.steps, self.seen, self.shut = 0.0, 0, 0, False
+        self.now, self.calls, self.steps, self.seen, self.shut = 0.0, 0, 0, 0, False
         self.left: dict[str, int] = {}
         self.fresh: list[str] = []
         self.aborted: list[str] = []
@@ -53,8 +56,11 @@ class FakeEngine:
             self.aborted.clear()
             return []
         if self.fresh:  # prompts one after the other, the running sequences wait
-            self.now += self.prefill
+            self.now += self.prefill if self.now else 2 * self.prefill
             return [self._output(self.fresh.pop(0), 1)]
+        self.calls += 1
+        if self.calls % 5 == 4:
+            return []
         self.now += self.step_seconds
         self.steps += 1
         self.seen = len(self.left) * self.gains(self.steps)
@@ -143,7 +149,7 @@ def test_sequences_that_end_too_early_are_an_error() -> None:
 
 def test_prefill_is_the_time_to_the_only_token() -> None:
     engine = FakeEngine(0.5, 99.0, lambda step: 1)
-    assert prefill_run(engine, 1, [1, 2, 3], lambda: engine.now) == 0.5
+    assert [prefill_run(engine, 1, [1, 2, 3], lambda: engine.now) for _ in range(2)] == [1.0, 0.5]
 
 
 def test_prompts_differ_and_repeat_by_seed() -> None:
@@ -168,25 +174,24 @@ def bench(distinct: float, *arguments: str) -> tuple[Bench, list[FakeEngine]]:
 
 
 def test_rows_have_the_keys_of_the_decode_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    found, engines = bench(2.0, "--draft", "none,mtp:1", "--accept-length", "2", "--batch", "1", "--prefill", "64")
+    found, engines = bench(3.75, "--draft", "none,mtp:1", "--accept-length", "2", "--batch", "2", "--prefill", "64")
     found.run()
     plain, drafted = found.rows
     contract = {"shape", "weights", "batch", "draft", "accept_length", "acceptance_source", "context", "kv",
                 "tokens_per_s", "steps_per_s", "spread", "distinct_experts", "distinct_expected", "counts"}  # fmt: skip
     assert plain.keys() >= contract
-    assert plain["tokens_per_s"] == pytest.approx(100)
-    assert drafted["tokens_per_s"] == pytest.approx(200)
+    assert plain["tokens_per_s"] == pytest.approx(200)
+    assert drafted["tokens_per_s"] == pytest.approx(400)
     assert drafted["steps_per_s"] == pytest.approx(100)
     assert (drafted["accept_length"], drafted["acceptance_source"]) == (2.0, "assumed")
-    assert plain["distinct_experts"] == 2.0
-    assert plain["distinct_expected"] == 2.0
+    assert plain["distinct_experts"] == plain["distinct_expected"] == 3.75, "16 experts, 2 for each of 2 tokens"
     assert plain["counts"]
-    assert drafted["distinct_expected"] == 3.75
-    assert not drafted["counts"], "two tokens that share all experts"
+    assert drafted["distinct_expected"] == pytest.approx(6.62, abs=0.01)
+    assert not drafted["counts"], "four tokens that choose as few experts as two"
     assert found.prefill == [{"shape": "tiny", "weights": "int4", "kv": "bf16", "layers": 2, "tokens": 64, "context": 0,
                               "seconds": 1.0, "tokens_per_s": 64.0, "spread": 0.0}]  # fmt: skip
     assert [engine.watched for engine in engines] == [None, 2, None, 2], "experts are counted apart from the timing"
-    assert "DOES NOT COUNT: 3.8 distinct experts expected" in capsys.readouterr().out
+    assert "DOES NOT COUNT: 6.6 distinct experts expected" in capsys.readouterr().out
 
 
 def test_a_row_whose_experts_nobody_counted_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
