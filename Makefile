@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 OTHER_TRITON := 3.6.0
 OTHER := build/triton-$(OTHER_TRITON)
 
-.PHONY: demo test kernels lossless server seeds lint format clean
+.PHONY: demo test kernels box-report lossless server seeds lint format clean
 
 demo: $(READY)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
@@ -22,6 +22,11 @@ kernels: $(READY) $(OTHER)/.ready  ## kernel x architecture: registers, shared m
 $(OTHER)/.ready: | $(READY)
 	$(BIN)/python -m pip install --no-deps --target $(OTHER) triton==$(OTHER_TRITON)
 	@touch $@
+
+box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or so. PYTHON must have torch for the GPU
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	  f"The box report needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}; run: make box-report PYTHON=python3.12")'
+	@PYTHONPATH=src:. $(PYTHON) -m benchmarks.box_report $(ARGS)
 
 lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
 	$(BIN)/python -m benchmarks.lossless

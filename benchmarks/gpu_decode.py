@@ -143,6 +143,19 @@ def parse_draft(draft: str) -> tuple[str, int]:
     return kind, int(depth)
 
 
+def shortened(config: ModelConfig, layers: int | None) -> ModelConfig:
+    """Its first layers only; None or 0: all of them."""
+    if not layers:
+        return config
+    return replace(config, layer_types=config.layer_types[:layers], sparse_layers=config.sparse_layers[:layers])
+
+
+def drafter_for(shape: str, config: ModelConfig) -> DFlashConfig:
+    """Its taps lie in proportion where the trunk has fewer layers, so that it is as large as for all of them."""
+    own, layers = DRAFTERS[shape], len(config.layer_types)
+    return replace(own, taps=tuple(tap * layers // len(SHAPES[shape].layer_types) for tap in own.taps))
+
+
 def assumed_counts(length: float, rows: int, batch: int) -> Tensor:
     """[PATTERN, B] int32 tokens gained by each step, whole numbers whose mean is `length`."""
     if not 1 <= length <= rows:
@@ -375,11 +388,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
-    config = SHAPES[options.shape]
-    if options.layers:
-        config = replace(
-            config, layer_types=config.layer_types[: options.layers], sparse_layers=(True,) * options.layers
-        )
+    config = shortened(SHAPES[options.shape], options.layers)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     torch.manual_seed(0)
@@ -397,9 +406,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             print(f"{name}: {checks[name]}", flush=True)
         dflash = None
         if "dflash" in options.draft:
-            own = DRAFTERS[options.shape]
-            layers = len(config.layer_types)
-            own = replace(own, taps=tuple(sorted({min(tap, layers - 1) for tap in own.taps})))
+            own = drafter_for(options.shape, config)
             dflash = own, random_drafter(own, name, device, positions)
             print(f"{name}: DFlash drafter of {dflash[1].nbytes / 1e9:.2f} GB, {len(own.taps)} taps", flush=True)
         for context in contexts:
