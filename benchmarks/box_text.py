@@ -15,6 +15,7 @@ import stoker
 
 GIB = 1 << 30
 ROOT = Path(__file__).parents[1]
+WIDTH = 126  # characters of the widest table
 COLUMNS = ("weights", "batch", "drafts", "context", "tokens/s", "steps/s", "ceiling", "of it", "predicted tokens/s")
 
 
@@ -179,7 +180,7 @@ def post(report: dict[str, Any]) -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The table, where rich is installed; the text to post has it too."""
+    """The table, where rich is installed and the terminal has room for it; the text to post has it too."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -190,7 +191,9 @@ def show(report: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if name in ("weights", "drafts") else "right")
     for row in report["rows"]:
         table.add_row(*cells(row), style=None if row.get("counts") else "red")
-    Console().print(table)
+    console = Console()
+    if console.width >= WIDTH:
+        console.print(table)
 
 
 @contextmanager
