@@ -19,12 +19,11 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_decode import WARM_UP, parse_draft
+from benchmarks.gpu_decode import WARM_UP, parse_draft, shortened
 from benchmarks.gpu_result import device_name, record
 from benchmarks.gpu_weights import SHAPES
 from benchmarks.peers.beside import print_beside
@@ -185,11 +184,7 @@ def _drafts(text: str) -> list[str]:
 
 
 def measure(options: argparse.Namespace, arguments: list[str] | None) -> None:
-    config = SHAPES[options.shape]
-    if options.layers:
-        config = replace(
-            config, layer_types=config.layer_types[: options.layers], sparse_layers=(True,) * options.layers
-        )
+    config = shortened(SHAPES[options.shape], options.layers)
     deepest = max(options.draft, key=lambda draft: parse_draft(draft)[1])
     installed = check_installed(engine_arguments(options, "", deepest, False))
     listed = modifications(options)
