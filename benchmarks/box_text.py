@@ -207,7 +207,8 @@ def progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str]
         return
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn()
     # once a second: drawing takes the interpreter from the loop that is timed
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), refresh_per_second=1) as bar:
+    where = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=where, refresh_per_second=1, transient=True) as bar:
         task = bar.add_task("", total=total)
         begun = False
 

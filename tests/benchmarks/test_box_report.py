@@ -3,6 +3,7 @@ text names neither owner nor folders."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,7 @@ def test_dry_run_on_a_python_without_rich(tmp_path: Path) -> None:
         assert row["whole"]["fraction_of_ceiling"] == pytest.approx(row["fraction_of_ceiling"])
     posted = (tmp_path / "out" / "box-report.md").read_text()
     assert done.stdout.endswith(posted + "\n")
-    assert "| int4 | 1 | mtp:1, 1." in posted
-    assert "per step assumed" in posted
+    assert re.search(r"\| int4 \| 1 \| mtp:1, [12]\.\d\d per step assumed \|", posted)
     for private in (os.uname().nodename, str(tmp_path), str(ROOT), str(Path.home())):
         assert private not in posted
         assert private not in json.dumps(report)
