@@ -1,7 +1,11 @@
 """Blocks of weights times rows, with the processor's instruction for pairs and without."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,3 +89,28 @@ def test_what_is_not_taken() -> None:
     assert pairs.Blocks.of(torch.zeros(65, 64)) is None
     assert pairs.Blocks.of(torch.zeros(64, 40)) is None
     assert pairs.Blocks.of(Int4.quantize(torch.randn(64, 128)), Int4.quantize(torch.randn(64, 128), group=32)) is None
+
+
+WITHOUT = """
+import llvmlite.binding as binding
+import torch
+features = binding.get_host_cpu_features()
+features["avx512bf16"] = False
+binding.get_host_cpu_features = lambda: features
+from stoker.model.pack import pack
+from stoker.ops.cpu import enable, pairs
+from stoker.weights.formats.int4 import Int4
+assert not pairs.DOTS
+assert enable._experts_hold()
+weight = Int4.quantize(torch.randn(192, 256))
+packed = pack(weight, blocks=True)
+assert packed.blocks
+x = torch.randn(20, 256).bfloat16()
+torch.testing.assert_close(packed.product(x), x.float() @ weight.dequantize().t(), rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_projections_and_experts_on_a_processor_without_the_instruction(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
