@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.model.pack import pack
 from stoker.ops.cpu import pairs
 from stoker.ops.linear import Weight, as_tensor
 from stoker.weights.formats.fp8 import Fp8Block
@@ -80,6 +81,16 @@ def test_values_are_those_of_the_checkpoint(name: str) -> None:
     dense = torch.cat([as_tensor(weight).float() for weight in weights])
     ones = torch.eye(dense.shape[1], dtype=torch.bfloat16)[:128]
     assert torch.equal(product(blocks, ones, pairs.DOTS), dense.t()[:128])
+
+
+def test_rows_may_be_part_of_wider_ones_or_lie_across() -> None:
+    weight = torch.randn(64, 128).bfloat16()
+    rows = torch.randn(5, 300).bfloat16()
+    multiply = pack(weight, blocks=True)
+    assert multiply.blocks
+    wanted = multiply.product(rows[:, 7:135].contiguous())
+    assert torch.equal(multiply.product(rows[:, 7:135]), wanted)
+    assert torch.equal(multiply.product(rows.t().contiguous().t()[:, 7:135]), wanted)
 
 
 def test_what_is_not_taken() -> None:

@@ -25,6 +25,8 @@ class BlockProduct:
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """[T, in] bf16 -> [T, out] in bf16 or fp32, rounded once."""
         weight = self.weight
+        if x.stride(1) != 1:  # rows may lie apart, their numbers not
+            x = x.contiguous()
         out = x.new_empty(x.shape[0], weight.outputs, dtype=dtype)
         call(
             _product, x.data_ptr(), x.stride(0), x.shape[0], weight.inputs, weight.outputs, *weight.arguments,
