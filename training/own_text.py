@@ -2,8 +2,10 @@
 
     python -m training.own_text --weights TRUNK [--shard own_prose]
 
-A drafter is judged on what the model writes, which is plainer and repeats itself more than what people write. The trunk
-is the training forward, one token at a time with thousands of passages side by side; weights are those shipped.
+A drafter is judged on what the model writes, which is plainer and repeats itself more than what people write. Between
+the passage and the greedy text lies a stretch drawn at random from the trunk's distribution: it knows many passages by
+heart, and a drafter should learn what it writes where it does not. The trunk is the training forward, one token at a
+time with thousands of passages side by side; weights are those shipped.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from training.quantize import snap
 from training.state import fill, load_weights
 
 SOURCES = {"own_code": ("code", "code_tests"), "own_prose": ("novels",)}  # of each shard
-PROMPT, WRITTEN = 160, 256  # tokens of a passage given, and written
+PROMPT, STRAY, WRITTEN = 128, 32, 256  # tokens of a passage given, drawn at random, and written
 SIDE_BY_SIDE = 2048
 
 
@@ -111,7 +113,7 @@ class Writer:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """The next token [B] of each text -> the trunk's guesses of the one after it."""
+        """The next token [B] of each text -> logits [B, V] of the one after it."""
         config = self.model.config
         x = self.model.embed_tokens(tokens[:, None])
         rope = rope_table(torch.tensor([self.place], device=tokens.device), config.rope_theta, config.rotary_dim)
@@ -123,19 +125,27 @@ class Writer:
                 x = x + memory.step(layer.self_attn, normed, self.place, rope)
             x = x + layer.mlp(layer.post_attention_layernorm(x))[0]
         self.place += 1
-        return self.model.lm_head(self.model.norm(x))[:, 0].argmax(-1)
+        return self.model.lm_head(self.model.norm(x))[:, 0]
 
 
 @torch.no_grad()
-def continuations(model: Model, prompts: Tensor, written: int) -> Tensor:
-    """prompts [B, P] -> [B, P + written], greedy."""
-    writer = Writer(model, len(prompts), prompts.shape[1] + written)
+def continuations(
+    model: Model, prompts: Tensor, written: int, stray: int = 0, generator: torch.Generator | None = None
+) -> Tensor:
+    """prompts [B, P] -> [B, P + stray + written]: `stray` tokens drawn at random, the rest greedy."""
+    writer = Writer(model, len(prompts), prompts.shape[1] + stray + written)
     with loop.precision(prompts.device):
         for place in range(prompts.shape[1]):
-            guess = writer.step(prompts[:, place])
-        made = [guess]
-        while len(made) < written:
-            made.append(writer.step(made[-1]))
+            logits = writer.step(prompts[:, place])
+        made: list[Tensor] = []
+        while len(made) < stray + written:
+            if made:
+                logits = writer.step(made[-1])
+            if len(made) < stray:
+                drawn = torch.multinomial(logits.float().softmax(-1), 1, generator=generator)
+                made.append(drawn[:, 0])
+            else:
+                made.append(logits.argmax(-1))
     return torch.cat([prompts, torch.stack(made, dim=1)], dim=1)
 
 
@@ -155,6 +165,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="demo")
     parser.add_argument("--shard", choices=list(SOURCES), default="own_code")
     parser.add_argument("--passages", type=int, default=12_288)
+    parser.add_argument("--stray", type=int, default=STRAY, help="tokens to draw at random before")
     parser.add_argument("--written", type=int, default=WRITTEN, help="tokens to write after each passage")
     parser.add_argument("--int4-group", type=int, default=128)
     parser.add_argument("--seed", type=int, default=1)
@@ -164,11 +175,13 @@ def main() -> None:
     snap(model, options.int4_group)
     model.to(loop.device()).requires_grad_(False)
     rows = Mixture(options.data / "shards", tokenizers.load(options.data / "tokenizer"), only=SOURCES[options.shard])
+    generator = torch.Generator(loop.device()).manual_seed(options.seed)
     parts, started = [], time.monotonic()
     for step, begin in enumerate(range(0, options.passages, SIDE_BY_SIDE)):
         count = min(SIDE_BY_SIDE, options.passages - begin)
         prompts, _ = rows.batch(options.seed, step, count, PROMPT - 1)
-        made = continuations(model, torch.from_numpy(prompts).to(loop.device()), options.written)
+        prompts_there = torch.from_numpy(prompts).to(loop.device())
+        made = continuations(model, prompts_there, options.written, options.stray, generator)
         parts.append(documents(made.cpu().numpy(), PROMPT, rows.marks.end_of_text))
         print(f"{begin + count} of {options.passages} passages, {time.monotonic() - started:.0f} s", flush=True)
     tokens = np.concatenate(parts)

@@ -15,11 +15,12 @@ from training.state import fill, fill_mtp, load_weights
 from training.train_trunk import prepare
 
 DEPTH_WEIGHTS = (1.0, 0.8, 0.3)
+SHARPNESS = 2.0  # the trunk's logits times this: a draft counts if it is the likeliest token, the tail does not
 
 
-def imitation(logits: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+def imitation(logits: Tensor, wanted: Tensor, weights: Tensor, sharpness: float = 1.0) -> Tensor:
     """Cross entropy against the trunk's distribution at the same place: logits both [B, T, V], weights [B, T]."""
-    target = torch.softmax(wanted.float(), dim=-1)
+    target = torch.softmax(sharpness * wanted.float(), dim=-1)
     losses = -(target * F.log_softmax(logits.float(), dim=-1)).sum(-1)
     return (losses * weights).sum() / weights.sum().clamp(min=1.0)
 
@@ -39,7 +40,7 @@ def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float) -> di
     for ahead, (out, share) in enumerate(zip(outputs, DEPTH_WEIGHTS, strict=True)):
         rows = slice(1 + ahead, 1 + ahead + length)  # draft at t guesses what the trunk says at t + 1 + ahead
         logits = model.lm_head(out)
-        total = total + share * imitation(logits, wanted[:, rows], weights[:, rows])
+        total = total + share * imitation(logits, wanted[:, rows], weights[:, rows], SHARPNESS)
         read = weights[:, rows] > 0.5  # what the assistant writes
         hits = (logits.argmax(-1) == best[:, rows])[read].float()
         found[f"agree_{ahead + 1}"] = hits.mean()

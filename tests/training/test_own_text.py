@@ -37,6 +37,17 @@ def test_greedy_text_is_what_the_whole_forward_says(model: Model) -> None:
     assert len(texts[:, 70:].unique()) > 10
 
 
+def test_a_stray_stretch_is_drawn_and_what_follows_is_greedy(model: Model) -> None:
+    prompts = torch.randint(0, 400, (1, 70), generator=torch.Generator().manual_seed(1)).expand(4, -1)
+    texts = continuations(model, prompts, 10, stray=20, generator=torch.Generator().manual_seed(2))
+    assert texts.shape == (4, 100)
+    assert len({tuple(text) for text in texts[:, 70:90].tolist()}) == 4
+    guesses = model.lm_head(model(texts).hidden).argmax(-1)
+    assert torch.equal(texts[:, 90:], guesses[:, 89:-1])
+    again = continuations(model, prompts, 10, stray=20, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(texts, again)
+
+
 def test_a_text_ends_at_its_first_end() -> None:
     texts = np.array([[9, 5, 6, 9, 7], [1, 2, 3, 4, 5]])
     assert documents(texts, 2, end=9).tolist() == [9, 5, 6, 9, 1, 2, 3, 4, 5, 9]
