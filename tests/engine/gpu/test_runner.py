@@ -87,15 +87,15 @@ class Gpu:
         return Engine(self.model, config, drafter, None, backend)
 
     def with_network(
-        self, kind: str, wrap: Callable[[Drafter], Drafter] = lambda own: own, **sizes: Any
+        self, kind: str, wrap: Callable[[Drafter], Drafter] = lambda own: own, depth: int = DEPTH, **sizes: Any
     ) -> tuple[Engine, Drafter]:
-        config, backend = self._backend(DEPTH, sizes)
+        config, backend = self._backend(depth, sizes)
         network: Drafter
         if kind == "mtp":
-            network = backend.draft_with_mtp(DEPTH)
+            network = backend.draft_with_mtp(depth)
         else:
             drafter = self.dflash()
-            network = backend.draft_with_dflash(drafter.config, pack_dflash(drafter, 2048), DEPTH)
+            network = backend.draft_with_dflash(drafter.config, pack_dflash(drafter, 2048), depth)
         return Engine(self.model, config, wrap(network), None, backend), network
 
     def dflash(self) -> DFlash:
@@ -355,6 +355,22 @@ def test_a_step_reads_twice_and_records_nothing(gpu: Gpu, prompts, monkeypatch: 
         reads = 0
         engine.step()
         assert reads <= 2
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("mtp", 1), ("mtp", DEPTH), ("dflash", 1), ("dflash", DEPTH)])
+def test_recording_leaves_no_trace(
+    gpu: Gpu, prompts, alone, monkeypatch: pytest.MonkeyPatch, kind: str, depth: int
+) -> None:
+    """On a GPU every program runs once on an empty batch before the first request comes, whatever it drafts."""
+
+    def record(self: graphs.Recorder, body: Callable[[], None]) -> Callable[[], None]:
+        body()
+        return body
+
+    monkeypatch.setattr(graphs.Recorder, "record", record)
+    engine = gpu.with_network(kind, depth=depth)[0]
+    found = ask(engine, prompts, [asked(i) for i in range(len(prompts))], [depth] * len(prompts))
+    assert [told(events) for events in found] == [told(events) for events in alone]
 
 
 @pytest.fixture(autouse=True)

@@ -170,7 +170,9 @@ class _MtpProgram(_Program):
         super().__init__(bucket, tables)
         self._propose = MtpPropose(network, bucket, depth, self.inputs, buffers)
         self._results = Download(self._propose.results)
-        self.first, self.next = recorder.record(self._first), recorder.record(self._propose.next)
+        self.first = recorder.record(self._first)
+        if depth > 1:  # recording runs it once, which makes the second draft
+            self.next = recorder.record(self._propose.next)
 
     def _first(self) -> None:
         self.find_pages()

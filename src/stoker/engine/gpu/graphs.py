@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 
 
+class Recorded:
+    """A graph, and the body it was recorded from. The graph has only the addresses of what the body works on: without
+    the body that memory might be anyone's."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
+        self._graph, self._body = graph, body
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
 class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,7 +37,7 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             body()
-        return graph.replay
+        return Recorded(graph, body)
 
 
 class Upload:
