@@ -5,17 +5,21 @@ anything else has imported it needs a process of its own for each way.
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
 
 import pytest
+
+from tests.ops.triton import memcheck
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Run]:
-    """Calls a function of a test module where kernels run in Triton's interpreter, without a GPU."""
+    """Calls a function of a test module where kernels run in Triton's interpreter, without a GPU. An access outside of
+    the tensors given to a kernel fails (`memcheck.py`)."""
     yield from _process("1")
 
 
@@ -42,3 +46,5 @@ def _start(interpret: str) -> None:
     os.environ["TRITON_INTERPRET"] = interpret
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the products are tiny
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+    if interpret == "1" and find_spec("triton"):
+        memcheck.install()
