@@ -1,10 +1,12 @@
 """Is the output the same with everything switched on? `make lossless`, or
 
-    python -m benchmarks.lossless [--prompts 200] [--tokens 256] [--jobs 2] [--device cuda] [--out FILE]
+    python -m benchmarks.lossless [--prompts 200] [--tokens 256] [--jobs 2] [--device cuda] [--only 1,8] [--out FILE]
 
 Every request is decoded alone, without drafts, prefix cache, chunking or neighbours; then again in each of a set of
 configurations that contains every pair of settings. Every token must be the same, greedy and sampled. Blocks of prompts
 that are done are kept in --out, so that an interrupted run goes on; CI runs the same set with fewer and shorter ones.
+A process that dies is said to have been at which configuration; `--only` takes the numbers of the table, and runs these
+anew.
 """
 
 import argparse
@@ -12,8 +14,10 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
@@ -209,6 +213,7 @@ def _places(mine: list[int], his: list[int]) -> Iterator[tuple[int, int]]:
 
 # -- the long run
 
+Unit = tuple[Configuration | None, str, str, int, int, int]  # None: plain; KV, sampling, first prompt, how many, tokens
 _model: Model | None = None  # one per process
 
 
@@ -218,8 +223,16 @@ def _begin(device: str) -> None:
     _model = Model(device=device)
 
 
-def _unit(unit: tuple[Configuration | None, str, str, int, int, int], folder: Path) -> dict[str, Any]:
+def _unit(unit: Unit, folder: Path) -> dict[str, Any]:
     """A block of a configuration, or of plain decoding, whose answers are kept beside the result."""
+    try:
+        return _computed(unit, folder)
+    except Exception:
+        traceback.print_exc()  # now: after a fault of the GPU, letting go of its tensors ends the process
+        raise
+
+
+def _computed(unit: Unit, folder: Path) -> dict[str, Any]:
     assert _model is not None
     configuration, kv, sampling, first, count, tokens = unit
     kept = folder / f"plain-{kv}-{sampling}-{first}-{count}-{tokens}.json"
@@ -230,12 +243,48 @@ def _unit(unit: tuple[Configuration | None, str, str, int, int, int], folder: Pa
     return compare(_model, configuration, sampling, first, tokens, json.loads(kept.read_text(encoding="utf-8")))
 
 
+def each(
+    pool: ProcessPoolExecutor, jobs: int, run: Callable[[Unit], dict[str, Any]], units: Sequence[Unit]
+) -> Iterator[tuple[Unit, dict[str, Any]]]:
+    """Results in the order of `units`. If one fails, or its process dies, the error says which it was."""
+    futures = [pool.submit(run, unit) for unit in units]
+    for unit, future in zip(units, futures, strict=True):
+        try:
+            yield unit, future.result()
+        except BrokenProcessPool:
+            left = [unit for unit, future in zip(units, futures, strict=True) if future.exception()]
+            names = " or ".join(_name(unit) for unit in left[:jobs])
+            sys.exit(f"A process died, with its last words above, at {names}. What was done before is kept.")
+        except Exception as error:
+            for waiting in futures:
+                waiting.cancel()
+            sys.exit(f"{type(error).__name__} at {_name(unit)}: {error}")
+
+
+def _name(unit: Unit) -> str:
+    configuration, kv, kind, first, count, _ = unit
+    which = f"plain decoding with {kv} KV"
+    if configuration is not None:
+        which = f"configuration {covering_set().index(configuration) + 1} ({configuration})"
+    return f"{which}, {kind}, prompts {first + 1} to {first + count}"
+
+
+def numbers(text: str) -> list[int]:
+    """Of configurations, as --only has them."""
+    last = len(covering_set())
+    found = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not all(1 <= number <= last for number in found):
+        raise argparse.ArgumentTypeError(f"configurations have the numbers 1 to {last}, found {text!r}; say --only 1,8")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0 ...")
+    parser.add_argument("--only", type=numbers, default=[], metavar="N[,M]", help="these configurations, once more")
     parser.add_argument("--out", type=Path, default=Path("build/lossless/result.json"))
     options = parser.parse_args()
     console = Console(highlight=False)
@@ -244,24 +293,28 @@ def main() -> None:
     result = _begun(options.out, options.prompts, options.tokens, options.device)
     blocks = [(first, min(BLOCK, options.prompts - first)) for first in range(0, options.prompts, BLOCK)]
     kinds = ("greedy", "sampled")
-    plain = [
+    every = covering_set()
+    chosen = [every[number - 1] for number in options.only] or every
+    plain: list[Unit] = [
         (None, kv, kind, first, count, options.tokens)
         for kv, kind, (first, count) in product(FACTORS["kv"], kinds, blocks)
+        if any(c.kv == kv for c in chosen)
     ]
-    drafted = [
+    drafted: list[Unit] = [
         (c, c.kv, kind, first, count, options.tokens)
-        for (first, count), c, kind in product(blocks, covering_set(), kinds)
-        if _key(c, kind, first) not in result["blocks"]
+        for (first, count), c, kind in product(blocks, chosen, kinds)
+        if options.only or _key(c, kind, first) not in result["blocks"]
     ]
+    run = partial(_unit, folder=folder)
     with (
         Progress(console=console) as bar,
         ProcessPoolExecutor(options.jobs, get_context("spawn"), _begin, (options.device,)) as pool,
     ):
         task = bar.add_task("plain decoding", total=len(plain))
-        for _ in pool.map(partial(_unit, folder=folder), plain):
+        for _ in each(pool, options.jobs, run, plain):
             bar.advance(task)
         task = bar.add_task("configurations", total=len(drafted))
-        for unit, found in zip(drafted, pool.map(partial(_unit, folder=folder), drafted), strict=True):
+        for unit, found in each(pool, options.jobs, run, drafted):
             result["blocks"][_key(unit[0], unit[2], unit[3])] = found
             options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             bar.advance(task)
@@ -293,15 +346,18 @@ def _key(configuration: Configuration | None, kind: str, first: int) -> str:
 
 def _report(result: dict[str, Any], console: Console) -> int:
     """A row per configuration; 1 if a single token differs."""
-    table = Table("configuration", "sampling", "identical", "tokens/step", "preemptions", "cached", title="lossless")
+    names = ("", "configuration", "sampling", "identical", "tokens/step", "preemptions", "cached")
+    table = Table(*names, title="lossless")
     different = 0
-    for configuration, kind in product(covering_set(), ("greedy", "sampled")):
+    for (number, configuration), kind in product(enumerate(covering_set(), 1), ("greedy", "sampled")):
         found = [v for key, v in result["blocks"].items() if key.startswith(f"{configuration} | {kind} | ")]
+        if not found:
+            continue
         total = {name: sum(block[name] for block in found) for name in ("tokens", "identical", "steps")}
         different += total["tokens"] - total["identical"]
         per_step = sum(b["accepted_per_step"] * b["steps"] for b in found) / max(1, total["steps"])
         table.add_row(
-            str(configuration), kind, f"{total['identical']:,} of {total['tokens']:,}", f"{per_step:.2f}",
+            str(number), str(configuration), kind, f"{total['identical']:,} of {total['tokens']:,}", f"{per_step:.2f}",
             f"{sum(b['preemptions'] for b in found):,}", f"{sum(b['cached_tokens'] for b in found):,}",
         )  # fmt: skip
     console.print(table)
