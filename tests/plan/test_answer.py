@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from stoker.cli.main import app
+from stoker.cli.main import COMMANDS, app
 from stoker.errors import StokerError
 from stoker.plan.answer import Answer, Question, answer
 from stoker.plan.explain import explain
@@ -40,18 +40,33 @@ def advice_of(found: Answer) -> str:
     return "\n".join(f"{a.text} ({a.because})" for a in found.advice)
 
 
-def test_planning_imports_nothing_that_is_slow_to_import() -> None:
-    code = (
-        "import sys\nfrom stoker.cli.main import app\n"
-        "app(['plan', '122b', '--box', 'spark', '--html', sys.argv[1]], standalone_mode=False)\n"
-        "app(['pick', '--box', 'spark', '--json'], standalone_mode=False)\n"
-        "slow = {'torch', 'numpy', 'transformers', 'aiohttp', 'fastapi', 'stoker.bench', 'stoker.server'}\n"
-        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
-    )
+def imported_by(*arguments: str) -> set[str]:
+    """What is loaded when such a command is through."""
+    code = "import sys\nfrom stoker.cli.main import app\napp(sys.argv[1:], standalone_mode=False)\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code, os.devnull], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["plan 122b --box spark --json", f"plan 122b --box spark --explain --html {os.devnull}", "pick --box spark --json"],
+)
+def test_planning_imports_nothing_that_is_slow_to_import(arguments: str) -> None:
+    """A plan is there in a fraction of a second: no tensors, no servers, no files' formats, no other command."""
+    modules = imported_by(*arguments.split())
+    slow = {
+        "torch", "numpy", "transformers", "safetensors", "tokenizers", "aiohttp", "fastapi", "pydantic",
+        "importlib.metadata", "pygments", "rich.markdown", "rich._emoji_codes", "stoker.bench", "stoker.server",
+        "stoker.engine", "stoker.weights.checkpoint", "stoker.plan.fit",
+    }  # fmt: skip
+    assert modules & slow == set()
+    own = {arguments.split()[0]} if "--json" in arguments else {"plan", "evidence"}  # a plan's table shows evidence
+    assert {name for name in COMMANDS if f"stoker.cli.{name}" in modules} == own
+    if "--json" in arguments:
+        assert "rich" not in modules
 
 
 def test_plan_in_json_has_the_contracts_keys() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.bench.suites import NAMES, Options
-from stoker.cli.progress import error_console
+from stoker.cli.progress import error_console, output_console
 from stoker.errors import BenchError
 
 if TYPE_CHECKING:
@@ -132,8 +132,6 @@ def write(
     out: "Console",
 ) -> None:
     """The table to the terminal, the rest to files; with --json - the document is the last thing on stdout."""
-    from rich.console import Console
-
     from stoker.bench import document
     from stoker.bench.html import html_report
     from stoker.bench.markdown import markdown as as_markdown
@@ -141,7 +139,7 @@ def write(
     from stoker.bench.table import print_document
 
     to_stdout = str(json_file) == "-"
-    screen = Console(highlight=False)
+    screen = output_console()
     if not screen.is_terminal:
         screen.width = 120  # a file or a pipe has no edge
     print_document(found, out if to_stdout else screen)

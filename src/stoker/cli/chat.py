@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.extras import need_engine
-from stoker.cli.progress import byte_progress, error_console
+from stoker.cli.progress import byte_progress, error_console, output_console
 from stoker.demo import checkpoint_at
 from stoker.errors import EngineError, RequestError, StokerError
 from stoker.speculate.choice import FORMS, DraftChoice
@@ -51,8 +51,6 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows what else can be typed."""
     need_engine()
-    from rich.console import Console
-
     from stoker.cli.conversation import Conversation
     from stoker.engine.config import EngineConfig
     from stoker.engine.process import EngineProcess
@@ -83,7 +81,7 @@ def chat(
         tokenizer = Tokenizer(directory)  # while the engine loads
         depth = AUTO if choice.adaptive else choice.depth
         conversation = Conversation(engine, tokenizer, sampling, context, depth, system, not no_think)
-        terminal = Terminal(engine, conversation, bar, Console(highlight=False))
+        terminal = Terminal(engine, conversation, bar, output_console())
         bar.wait(engine)
         terminal.greet(f"{Path(model).resolve().name} · {context:,} tokens of context · drafting: {draft}")
         terminal.run()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.progress import output_console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -41,9 +43,7 @@ def evidence(
     if as_json:
         typer.echo(json.dumps({"model": name, "rows": [row.to_json() for row in rows]}, indent=2))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = output_console()
     if not rows:
         console.print(f"Nobody published a measurement of {name} there that we know of.", markup=False)
         return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.progress import byte_progress, error_console
+from stoker.cli.progress import byte_progress, error_console, output_console
 from stoker.demo import checkpoint_at
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        from rich.console import Console
-
-        _print(report, Console(highlight=False))
+        _print(report, output_console())
     if report.errors:
         raise typer.Exit(1)
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.progress import output_console
+
 
 def pick(
     box: Annotated[
@@ -27,10 +29,9 @@ def pick(
         typer.echo(json.dumps(document, indent=2))
         return
     from rich import box as borders
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = output_console()
     console.print(f"{found.name}, for {wanted.title}", style="bold", markup=False)
     table = Table(box=borders.SIMPLE_HEAD, pad_edge=False)
     for name in ("", "model", "recipe", "≈ tok/s", "GiB left", "measured here"):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.progress import output_console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -70,9 +72,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = output_console()
     _print(found, console, everything=explain)
     if explain:
         from stoker.plan.explain import explain as lines

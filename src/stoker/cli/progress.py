@@ -1,5 +1,5 @@
-"""What commands say on stderr, for people: the bar while they move bytes (phase, share, amount, speed, time left), and
-errors."""
+"""How commands speak to people: on stdout, on stderr, the bar while they move bytes (phase, share, amount, speed, time
+left), and errors. rich is imported where something is printed, so that --json need not wait for it."""
 
 from typing import TYPE_CHECKING
 
@@ -8,10 +8,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+def output_console() -> "Console":
+    return _console(stderr=False)
+
+
 def error_console() -> "Console":
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=stderr, highlight=False, emoji=False)  # a table of emoji takes long to load, and :100: stays
 
 
 def say_error(error: Exception) -> None:

@@ -2,6 +2,7 @@
 chance of one draft."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from stoker.errors import RequestError
 from stoker.plan.catalog import read
@@ -54,6 +55,7 @@ def emitted(chance: float, depth: int) -> float:
     return sum(chance**i for i in range(depth + 1))
 
 
+@cache
 def chance_of(tokens_per_step: float, depth: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):

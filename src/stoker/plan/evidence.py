@@ -100,24 +100,34 @@ def kind_of(workload: str) -> str:
 
 
 @cache
-def measurements() -> tuple[Row, ...]:
-    integers = ("boxes", "depth", "context_tokens", "output_tokens", "users")
-    floats = ("parameters_b", "active_b", "prefill_tok_s", "decode_tok_s", "acceptance_rate", "tokens_per_step")
+def _table() -> tuple[list[str], list[list[str]]]:
+    """The columns' names, and the lines as they are written."""
     with (DATA / "measurements.csv").open(encoding="utf-8", newline="") as file:
-        rows = []
-        for raw in csv.DictReader(file):
-            values: dict[str, Any] = dict(raw)
-            for name in integers:
-                values[name] = int(values[name]) if values[name] else None
-            for name in floats:
-                values[name] = float(values[name]) if values[name] else None
-            rows.append(Row(**values))
-    return tuple(rows)
+        columns, *lines = csv.reader(file)
+    return columns, lines
 
 
+def _row(columns: list[str], line: list[str]) -> Row:
+    values: dict[str, Any] = dict(zip(columns, line, strict=True))
+    for name in ("boxes", "depth", "context_tokens", "output_tokens", "users"):
+        values[name] = int(values[name]) if values[name] else None
+    for name in ("parameters_b", "active_b", "prefill_tok_s", "decode_tok_s", "acceptance_rate", "tokens_per_step"):
+        values[name] = float(values[name]) if values[name] else None
+    return Row(**values)
+
+
+@cache
+def measurements() -> tuple[Row, ...]:
+    columns, lines = _table()
+    return tuple(_row(columns, line) for line in lines)
+
+
+@cache
 def of_model(name: str) -> tuple[Row, ...]:
-    wanted = name.lower()
-    return tuple(row for row in measurements() if row.model.lower() == wanted)
+    """Only these lines become rows: a plan wants one model's."""
+    columns, lines = _table()
+    model, wanted = columns.index("model"), name.lower()
+    return tuple(_row(columns, line) for line in lines if line[model].lower() == wanted)
 
 
 def nearest(

@@ -46,7 +46,7 @@ class Fit:
         return sqrt(sum(self.deviations.get(name, prior(name)[1]) ** 2 for name in names))
 
     def get(self, name: str) -> float:
-        return self.values.get(name, prior(name)[0])
+        return self.values[name] if name in self.values else prior(name)[0]
 
     def efficiency(self, box: Box, engine: str, fine: bool) -> float:
         """`fine`: k-quants of fewer than eight bits, whose unpacking llama.cpp pays for."""
@@ -83,26 +83,28 @@ def box_name(box: Box) -> str:
     return f"box:{box.key.removeprefix('2x')}"
 
 
+# Mean and standard deviation of a logarithm before any measurement.
+PRIORS = {
+    "box": (0.0, 0.06),  # achievable bandwidth as stated in boxes.toml
+    "format:llama.cpp:fine": (log(0.85), 0.2),
+    "format": (0.0, 0.06),
+    "layer:card": (log(0.6), 0.3),  # hosts with a card launch faster than unified boxes
+    "layer:rocm": (log(1.3), 0.3),
+    "layer": (log(0.12), 0.5),  # milliseconds of every layer that are no reading
+    "pass": (log(1.0), 1.0),  # milliseconds of a draft pass beside its layer
+    "link": (log(0.2), 0.5),  # milliseconds a layer waits for the other box
+    "tokens": (log(0.15), 0.8),
+    "prefill": (log(0.2), 0.6),
+    "pool": (log(0.4), 0.5),
+}
+
+
 def prior(name: str) -> tuple[float, float]:
-    """Mean and standard deviation of a logarithm before any measurement; what it is for comes before the colon."""
-    priors = {
-        "box": (0.0, 0.06),  # achievable bandwidth as stated in boxes.toml
-        "format:llama.cpp:fine": (log(0.85), 0.2),
-        "format": (0.0, 0.06),
-        "layer:card": (log(0.6), 0.3),  # hosts with a card launch faster than unified boxes
-        "layer:rocm": (log(1.3), 0.3),
-        "layer": (log(0.12), 0.5),  # milliseconds of every layer that are no reading
-        "pass": (log(1.0), 1.0),  # milliseconds of a draft pass beside its layer
-        "link": (log(0.2), 0.5),  # milliseconds a layer waits for the other box
-        "tokens": (log(0.15), 0.8),
-        "prefill": (log(0.2), 0.6),
-        "pool": (log(0.4), 0.5),
-    }
+    """What a logarithm is for comes before the colon."""
     parts = name.split(":")
     for length in (3, 2, 1):
-        if (key := ":".join(parts[:length])) in priors:
-            mean, deviation = priors[key]
-            return (0.0, 0.4) if key == "pool" and len(parts) > 1 else (mean, deviation)
+        if (key := ":".join(parts[:length])) in PRIORS:
+            return (0.0, 0.4) if key == "pool" and len(parts) > 1 else PRIORS[key]
     raise KeyError(name)
 
 

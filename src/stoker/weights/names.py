@@ -4,12 +4,17 @@ Published files differ in prefix (multimodal or text-only) and in how experts ar
 fused in the trunk and one by one in the MTP head). Whatever is left over is explained by a rule here or is an error.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stoker.errors import CheckpointError
-from stoker.weights.checkpoint import Checkpoint
-from stoker.weights.formats.rules import LayerFormat
+
+if TYPE_CHECKING:  # the planner wants only the names: it need not wait for what reads files
+    from stoker.weights.checkpoint import Checkpoint
+    from stoker.weights.formats.rules import LayerFormat
 
 TRUNK_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight")
