@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu_kernels import CUDA, MixerCase, workspace
+from benchmarks.gpu_cases import DEVICE, MixerCase, only, workspace
 from benchmarks.gpu_result import record
 from benchmarks.gpu_timing import bandwidth, graph_us
 from benchmarks.gpu_weights import QWEN_122B, random_model, random_weight
@@ -66,13 +66,13 @@ LINEARS = [
 
 
 def tune_linear(kind: Kind, out: int, inputs: int, tokens: int, settings: list[Setting]) -> list[dict[str, Any]]:
-    matrices = [random_weight(kind, (out, inputs), CUDA) for _ in range(2 if out > 100000 else 24)]
-    x, space = torch.randn(tokens, inputs, device=CUDA).bfloat16(), workspace(tokens)
+    matrices = [random_weight(kind, (out, inputs), DEVICE) for _ in range(2 if out > 100000 else 24)]
+    x, space = torch.randn(tokens, inputs, device=DEVICE).bfloat16(), workspace(tokens)
     units = matrices[0].rows // 16
-    target: Any = torch.empty(tokens, out, device=CUDA)
+    target: Any = torch.empty(tokens, out, device=DEVICE)
     if out > 100000:
         target = Best(
-            torch.empty(tokens, units, device=CUDA), torch.empty(tokens, units, device=CUDA, dtype=torch.int32)
+            torch.empty(tokens, units, device=DEVICE), torch.empty(tokens, units, device=DEVICE, dtype=torch.int32)
         )
     usual = linear_file.launch_shape
 
@@ -88,16 +88,14 @@ def tune_linear(kind: Kind, out: int, inputs: int, tokens: int, settings: list[S
 
 
 def tune_experts(tokens: int) -> list[dict[str, Any]]:
-    from benchmarks.gpu_kernels import _only
-
     config = QWEN_122B
     assert config.moe is not None
-    layers = random_model(_only(config, FULL, 4), "int4", CUDA, 64).layers
-    x = torch.randn(tokens, config.hidden_size, device=CUDA).bfloat16()
-    scale, space = torch.ones(config.hidden_size, device=CUDA), workspace(tokens)
-    stream, routing = Stream(x, scale, x.clone()), Routing.allocate(tokens, config.moe.top_k, CUDA)
-    buffers = ExpertBuffers.allocate(tokens, config.moe.top_k, 1024, config.hidden_size, CUDA)
-    squares = torch.empty(tokens, config.hidden_size // 16, device=CUDA)
+    layers = random_model(only(config, FULL, 4), "int4", DEVICE, 64).layers
+    x = torch.randn(tokens, config.hidden_size, device=DEVICE).bfloat16()
+    scale, space = torch.ones(config.hidden_size, device=DEVICE), workspace(tokens)
+    stream, routing = Stream(x, scale, x.clone()), Routing.allocate(tokens, config.moe.top_k, DEVICE)
+    buffers = ExpertBuffers.allocate(tokens, config.moe.top_k, 1024, config.hidden_size, DEVICE)
+    squares = torch.empty(tokens, config.hidden_size // 16, device=DEVICE)
     route(x, stream.scaled, layers[0].moe.router, routing, space, eps=1e-6, renormalize=True, shared=True)
     usual, found = experts_file.launch_shape, []
 
@@ -121,11 +119,11 @@ def tune_experts(tokens: int) -> list[dict[str, Any]]:
 def tune_deltanet(batch: int, count: int) -> list[dict[str, Any]]:
     case, bucket = MixerCase(QWEN_122B, LINEAR), Bucket(batch, count, 1)
     states = [case.state(batch, count, 1) for _ in range(24)]
-    inputs, buffers = StepInputs.allocate(bucket, PAGE_SIZE, CUDA), StepBuffers.allocate(QWEN_122B, bucket, 0, CUDA)
-    inputs.sequences.slots.copy_(torch.arange(batch, device=CUDA))
+    inputs, buffers = StepInputs.allocate(bucket, PAGE_SIZE, DEVICE), StepBuffers.allocate(QWEN_122B, bucket, 0, DEVICE)
+    inputs.sequences.slots.copy_(torch.arange(batch, device=DEVICE))
     inputs.sequences.cached.fill_(64)
     inputs.sequences.replay.fill_(count)
-    y = torch.randn(bucket.tokens, buffers.projected[LINEAR].shape[1], device=CUDA)
+    y = torch.randn(bucket.tokens, buffers.projected[LINEAR].shape[1], device=DEVICE)
     found = []
     for warps in (4, 8, 16):
         with patch.object(deltanet_file, "warps", lambda *_, warps=warps: warps):
