@@ -32,6 +32,7 @@ MATH = {"PTX": True, "DOT": tl.bfloat16, "PDL": True, "enable_fp_fusion": False}
 PLAIN = {"PDL": True, "enable_fp_fusion": False}
 FLOATS = [
     "ab",
+    "scratch",
     "y",
     "partial",
     "squares",
@@ -99,6 +100,7 @@ def _formless(shape: Shape) -> list[Variant]:
         _deltanet(shape),
         _attention(fp8=False),
         _attention(fp8=True),
+        _short_attention(),
         _join(),
         *_rows(shape),
         *_drafter(),
@@ -158,11 +160,11 @@ def _experts(shape: Shape, tokens: int, kind: Kind, shared: Kind) -> list[Varian
     return [
         Variant(
             f"gate_up {name}", experts.gate_up_kernel,
-            {**common, **gate_up, **experts.launch_shape(shape.hidden, True, (kind, shared))}, types,
+            {**common, **gate_up, **experts.launch_shape(tokens, shape.hidden, True, (kind, shared))}, types,
         ),
         Variant(
             f"down {name}", experts.down_kernel,
-            {**common, **down, **experts.launch_shape(shape.inter, False, (kind, shared))}, types,
+            {**common, **down, **experts.launch_shape(tokens, shape.inter, False, (kind, shared))}, types,
         ),
     ]  # fmt: skip
 
@@ -179,7 +181,7 @@ def _deltanet(shape: Shape) -> Variant:
 def _heads() -> dict[str, Any]:
     return {
         "WIDTH": HEADS.width, "HEADS": HEADS.count, "D": HEADS.dim, "Q_WIDTH": 2 * HEADS.dim,
-        "KEYS": 256, "TILE": attention.TOKENS, "WHOLE": False, "WINDOW": 0,
+        "FOLD": 1, "TILE": attention.TOKENS, "WHOLE": False, "WINDOW": 0,
     }  # fmt: skip
 
 
@@ -191,7 +193,7 @@ def _drafter() -> list[Variant]:
     context = {"LAYERS": 6, "KV_HEADS": 8, "D": 128, "HALF": 64, "PAGE": 64, "EPS": 1e-6, "num_warps": 4, **PLAIN}
     types = {**TYPES, "values_ptr": "*bf16", "norms_ptr": "*fp32"}
     return [
-        Variant("attention of a window", attention.attention_kernel, values, block.types, attention.AMD),
+        Variant("attention of a window", attention.attention_kernel, values, block.types, block.amd),
         Variant("remember", drafter.remember_kernel, context, types),
         Variant(
             "swiglu", drafter.swiglu_kernel,
@@ -200,22 +202,33 @@ def _drafter() -> list[Variant]:
     ]  # fmt: skip
 
 
+def _short_attention() -> Variant:
+    """Every leaf a program of its own, a quarter of the columns each."""
+    split = _attention(fp8=False)
+    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1}
+    amd = {**split.amd, "LEAVES": 1, "FOLD": 8}
+    return Variant("attention of a short context", attention.attention_kernel, values, split.types, amd)
+
+
 def _attention(fp8: bool) -> Variant:
     values = {
-        **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64,
-        "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": True, "MAX": 448.0, "LEAST": 2.0**-100,
+        **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64, "LEAVES": 4,
+        "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": True, "MAX": 448.0, "LEAST": 2.0**-100,
         "STORED": tl.bfloat16, "DOT": tl.bfloat16, **attention.NVIDIA, **PLAIN,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"
     types = {**TYPES, "keys_ptr": pages, "values_ptr": pages}
     types |= dict.fromkeys(("key_scales_ptr", "value_scales_ptr"), "*bf16")
     return Variant(
-        f"attention {'FP8' if fp8 else 'BF16'} keys", attention.attention_kernel, values, types, attention.AMD
-    )
+        f"attention {'FP8' if fp8 else 'BF16'} keys", attention.attention_kernel, values, types,
+        {**attention.AMD, "LEAVES": 8},
+    )  # fmt: skip
 
 
 def _join() -> Variant:
-    shape = {"COLUMNS": attention.JOIN_COLUMNS, "AHEAD": attention.JOIN_AHEAD, "num_warps": 2, "maxnreg": 128}
+    shape = {
+        "KEYS": 256, "COLUMNS": attention.JOIN_COLUMNS, "AHEAD": attention.JOIN_AHEAD, "num_warps": 2, "maxnreg": 168,
+    }  # fmt: skip
     return Variant("join", attention.join_kernel, {**_heads(), **shape, **PLAIN}, TYPES)
 
 
