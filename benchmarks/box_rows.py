@@ -123,7 +123,7 @@ class Measuring:
         drafter = gpu_decode.drafter_for(self.shape, network.config), network.drafter
         return gpu_decode.Decode(
             network.config, network.trunk, case.batch, case.draft, case.accept_length, case.context,
-            (self.runs + 1) * self.steps, pdl=False, kv_dtype=torch.bfloat16,
+            (self.runs + 1) * self.steps, pdl=True, kv_dtype=torch.bfloat16,
             dflash=drafter if case.draft.startswith("dflash") else None,
         )  # fmt: skip
 

@@ -76,6 +76,7 @@ class Decode:
         self.clock = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.host = torch.zeros(batch, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.done = 0  # steps that ran
 
     def once(self) -> None:
         torch.index_select(self.ids, 0, self.clock, out=self.step.inputs.token_ids.view(1, -1))
@@ -86,12 +87,13 @@ class Decode:
             self.drafter.draft(self.accepted.last_rows)
         advance(self.step, self.accepted, self.drafter.drafts if self.drafter else None)
         self.host.copy_(self.accepted.counts, non_blocking=True)
-        self.clock.add_(1).remainder_(PATTERN)
+        self.clock.add_(1).remainder_(len(self.ids))
 
     def capture(self) -> None:
         """Two steps as they are compile the kernels; the rest run as a graph."""
         if self.device.type != "cuda":
             self.once()
+            self.done += 1
             return
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
@@ -104,11 +106,13 @@ class Decode:
         for _ in range(WARM_UP):
             self.graph.replay()
         torch.cuda.synchronize()
+        self.done += 2 + WARM_UP
 
     def run(self, steps: int, read: bool = True) -> tuple[float, int]:
         """Seconds of so many steps, and the tokens they gained; `read`: the host looks at each step's."""
         tokens = 0
         self._wait()
+        self.done += steps
         start = time.perf_counter()
         for _ in range(steps):
             if self.graph is None:
@@ -379,7 +383,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--steps", type=int, default=128, help="of each run")
     parser.add_argument("--runs", type=int, default=2, help="the faster counts; both are in the spread")
-    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=False, help="dependent launch")
+    parser.add_argument("--pdl", action=argparse.BooleanOptionalAction, default=True, help="dependent launch")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="bits of the step first")
     parser.add_argument("--operations", action="store_true", help="time per kernel, from the profiler")
     parser.add_argument("--json", metavar="FILE", help="write the result here too")

@@ -28,40 +28,34 @@ from stoker.ops.triton.experts import ExpertBuffers, experts
 from stoker.ops.triton.linear import Best, Stream, linear
 from stoker.ops.triton.route import Routing, route
 
-Setting = dict[str, int]
-# (format, out, in, tokens): units of rows in a program, groups asked for ahead, register limit
-SINGLE: list[Setting] = [
-    {"UNITS": units, "AHEAD": ahead, "maxnreg": registers}
-    for units, ahead, registers in (
-        (1, 1, 64),
-        (1, 1, 96),
-        (1, 2, 96),
-        (1, 3, 128),
-        (1, 6, 128),
-        (2, 1, 96),
-        (2, 2, 128),
-    )
+Setting = dict[str, Any]
+
+
+def _settings(*numbers: tuple[int, int, int]) -> list[Setting]:
+    """Units of rows in a program, groups asked for ahead, register limit."""
+    return [{"UNITS": units, "AHEAD": ahead, "maxnreg": registers} for units, ahead, registers in numbers]
+
+
+FEW = _settings((1, 2, 64), (1, 6, 80), (1, 6, 96), (2, 1, 96), (2, 2, 96), (2, 3, 96), (2, 3, 128), (2, 6, 128))
+SPLIT = _settings((1, 2, 96), (1, 4, 96), (1, 8, 96), (1, 8, 128), (2, 4, 128), (2, 8, 168))
+MANY = _settings((1, 1, 96), (1, 2, 128), (2, 1, 128), (2, 2, 128), (2, 3, 168), (4, 1, 168))
+WIDE = _settings((1, 1, 64), (1, 1, 128), (1, 2, 96), (1, 3, 128), (2, 1, 128))
+LINEARS = [  # (format, out, in, tokens, settings)
+    (Kind.INT4, 20608, 3072, 1, FEW),
+    (Kind.INT4, 17408, 3072, 1, FEW),
+    (Kind.INT4, 3072, 8192, 1, SPLIT),
+    (Kind.INT4, 20608, 3072, 12, MANY),
+    (Kind.INT4, 3072, 8192, 12, SPLIT),
+    (Kind.BF16, 248320, 3072, 1, WIDE),
+    (Kind.INT8, 248320, 3072, 1, WIDE),
 ]
-MANY: list[Setting] = [
-    {"UNITS": units, "AHEAD": ahead, "maxnreg": registers}
-    for units, ahead, registers in (
-        (1, 2, 128),
-        (2, 1, 128),
-        (2, 2, 96),
-        (2, 2, 128),
-        (4, 1, 128),
-        (4, 1, 168),
-        (4, 2, 168),
-    )
+GATE_UP: list[Setting] = [
+    {"AHEAD": ahead, "SHARED_AHEAD": shared, "maxnreg": registers}
+    for ahead, shared, registers in ((1, 1, 96), (2, 1, 96), (3, 1, 96), (2, 1, 128), (3, 1, 128), (6, 1, 168))
 ]
-LINEARS = [
-    (Kind.INT4, 20608, 3072, 1, SINGLE),
-    (Kind.INT4, 20608, 3072, 16, MANY),
-    (Kind.INT4, 3072, 8192, 1, SINGLE),
-    (Kind.INT4, 3072, 8192, 16, MANY),
-    (Kind.BF16, 248320, 3072, 1, SINGLE),
-    (Kind.INT8, 248320, 3072, 1, SINGLE),
-    (Kind.BF16, 248320, 3072, 16, MANY),
+DOWN: list[Setting] = [
+    {"AHEAD": ahead, "SHARED_AHEAD": shared, "maxnreg": registers}
+    for ahead, shared, registers in ((2, 1, 96), (4, 1, 96), (8, 1, 96), (8, 1, 128), (8, 2, 128), (4, 1, 64))
 ]
 
 
@@ -80,10 +74,11 @@ def tune_linear(kind: Kind, out: int, inputs: int, tokens: int, settings: list[S
         return {**usual(*arguments), **setting}
 
     found = []
-    for setting in [{}, *settings]:
+    for setting, pdl in [({}, False), ({}, True), *((setting, True) for setting in settings)]:
         with patch.object(linear_file, "launch_shape", partial(changed, setting)):
-            us = _try(lambda: graph_us([partial(linear, x, w, target, space) for w in matrices], 5))
-        found.append({"setting": setting, "us": us, "tb_s": matrices[0].nbytes / us / 1e6 if us else None})
+            us = _try(partial(graph_us, [partial(linear, x, w, target, space, None, pdl) for w in matrices], 5))
+        tb_s = matrices[0].nbytes / us / 1e6 if us else None
+        found.append({"setting": setting, "dependent": pdl, "us": us, "tb_s": tb_s})
     return _sorted(f"{kind.name} {out}x{inputs} T={tokens}", found)
 
 
@@ -99,20 +94,19 @@ def tune_experts(tokens: int) -> list[dict[str, Any]]:
     route(x, stream.scaled, layers[0].moe.router, routing, space, eps=1e-6, renormalize=True, shared=True)
     usual, found = experts_file.launch_shape, []
 
-    def changed(setting: Setting, *arguments: Any, **named: Any) -> dict[str, Any]:
-        return {**usual(*arguments, **named), **setting}
+    def changed(setting: Setting, gate_up: bool, tokens: int, width: int, gated: bool, kinds: Any) -> dict[str, Any]:
+        return {**usual(tokens, width, gated, kinds), **(setting if gated == gate_up else {})}
 
-    for setting in (
-        {}, {"AHEAD": 2}, {"AHEAD": 3}, {"SHARED_AHEAD": 2}, {"AHEAD": 2, "maxnreg": 96}, {"AHEAD": 1, "maxnreg": 96},
-        {"AHEAD": 2, "maxnreg": 168},
-    ):  # fmt: skip
-        with patch.object(experts_file, "launch_shape", partial(changed, setting)):
+    tried = [({}, True, False), ({}, True, True), *((setting, True, True) for setting in GATE_UP)]
+    for setting, gate_up, pdl in [*tried, *((setting, False, True) for setting in DOWN)]:
+        with patch.object(experts_file, "launch_shape", partial(changed, setting, gate_up)):
             calls = [
                 partial(experts, stream, routing, layer.moe.gate_up, layer.moe.down, layer.moe.shared_gate_up,
-                        layer.moe.shared_down, buffers, squares, space, scale)
+                        layer.moe.shared_down, buffers, squares, space, scale, pdl)
                 for layer in [*layers] * 4
             ]  # fmt: skip
-            found.append({"setting": setting, "us": _try(partial(graph_us, calls, 5))})
+            which = {"gate_up" if gate_up else "down": setting} if setting else {}
+            found.append({"setting": which, "dependent": pdl, "us": _try(partial(graph_us, calls, 5))})
     return _sorted(f"experts int4 T={tokens}", found)
 
 
@@ -125,7 +119,7 @@ def tune_deltanet(batch: int, count: int) -> list[dict[str, Any]]:
     inputs.sequences.replay.fill_(count)
     y = torch.randn(bucket.tokens, buffers.projected[LINEAR].shape[1], device=DEVICE)
     found = []
-    for warps in (4, 8, 16):
+    for warps in (4, 8):
         with patch.object(deltanet_file, "warps", lambda *_, warps=warps: warps):
             calls = [partial(case.launch, y, inputs, buffers, state) for state in states]
             found.append({"setting": {"num_warps": warps}, "us": _try(partial(graph_us, calls, 5))})
@@ -143,7 +137,8 @@ def _try(call: Any) -> float | None:
 def _sorted(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = sorted(({"what": name, **row} for row in found if row["us"]), key=lambda row: row["us"])
     for row in rows:
-        print(f"{name:28} {row['us']:9.2f} us  {row['setting'] or 'as it is'}", flush=True)
+        launch = ", dependent launch" if row.get("dependent") else ""
+        print(f"{name:28} {row['us']:9.2f} us  {row['setting'] or 'as it is'}{launch}", flush=True)
     torch.cuda.empty_cache()
     return rows
 
@@ -151,15 +146,18 @@ def _sorted(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the result here")
+    parser.add_argument(
+        "--only", type=int, nargs="*", help="these jobs, counted from 0; several processes compile faster"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
+    jobs = [partial(tune_linear, *job) for job in LINEARS]
+    jobs += [partial(tune_experts, tokens) for tokens in (1, 4, 12)]
+    jobs += [partial(tune_deltanet, batch, count) for batch, count in ((1, 1), (1, 13), (4, 3))]
     rows: list[dict[str, Any]] = []
-    for job in LINEARS:
-        rows += tune_linear(*job)
-    for tokens in (1, 4, 13):
-        rows += tune_experts(tokens)
-    for batch, count in ((1, 1), (1, 13), (4, 3)):
-        rows += tune_deltanet(batch, count)
+    for index, job in enumerate(jobs):
+        if options.only is None or index in options.only:
+            rows += job()
     record("gpu_tune", options.json, bandwidth=bandwidth(), rows=rows)
 
 

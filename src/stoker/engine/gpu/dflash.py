@@ -91,7 +91,7 @@ class DFlashNetwork:
     """The network with the trunk's embedding and head, and its keys and values."""
 
     def __init__(
-        self, config: DFlashConfig, weights: DFlashWeights, trunk: StepWeights, pages: int, pdl: bool = False
+        self, config: DFlashConfig, weights: DFlashWeights, trunk: StepWeights, pages: int, pdl: bool = True
     ) -> None:
         self.config, self.weights, self.trunk, self.pdl = config, weights, trunk, pdl
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, gated=False)

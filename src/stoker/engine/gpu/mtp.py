@@ -21,7 +21,7 @@ from stoker.ops.triton.rows import MtpNorms, begin, best_tokens, mtp_inputs
 class Mtp:
     """The head's weights, its keys and values, and what it put out at the last token of each slot."""
 
-    def __init__(self, config: ModelConfig, weights: StepWeights, pages: int, slots: int, pdl: bool = False) -> None:
+    def __init__(self, config: ModelConfig, weights: StepWeights, pages: int, slots: int, pdl: bool = True) -> None:
         if weights.mtp is None:
             raise ValueError("this model has no MTP head")
         self.config, self.weights, self.mtp, self.pdl = config, weights, weights.mtp, pdl

@@ -67,22 +67,15 @@ class GpuCache:
             delta = config.delta
             assert delta is not None
             sizes = (delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.conv_kernel)
-            count = kinds.count(LINEAR)
-            flat = DeltaRing.allocate(count * slots, window, *sizes, device)
-            deltas = DeltaRing(*(part.unflatten(0, (count, slots)) for part in _parts(flat)))
+            deltas = DeltaRing.allocate(slots, window, *sizes, device, layers=kinds.count(LINEAR))
         layers: list[KVPages | DeltaRing] = []
         for kind in kinds:
             if kind == FULL:
                 layers.append(KVPages.allocate(pages, config.num_kv_heads, config.head_dim, kv_dtype, device))
             else:
                 assert deltas is not None
-                own = sum(isinstance(layer, DeltaRing) for layer in layers)
-                layers.append(DeltaRing(*(part[own] for part in _parts(deltas))))
+                layers.append(deltas.layer(sum(isinstance(layer, DeltaRing) for layer in layers)))
         return cls(layers, deltas)
-
-
-def _parts(ring: DeltaRing) -> tuple[Tensor, Tensor, Tensor]:
-    return ring.recurrent, ring.inputs, ring.gates
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Step:
         bucket: Bucket,
         *,
         logits: bool = False,
-        pdl: bool = False,
+        pdl: bool = True,
         taps: Sequence[int] = (),
         inputs: StepInputs | None = None,
         buffers: StepBuffers | None = None,

@@ -5,6 +5,10 @@
 A program has one value head of one sequence. It reads the state, takes the accepted tokens of the step before through
 it, writes it, goes on with the step's own tokens, and leaves their conv inputs and gates for the next step to replay.
 Replayed and new tokens run through the same code one by one, so that a token has the same bits in any block.
+
+What a token needs besides the state is prepared for eight tokens side by side, a warp each, and handed over through
+memory, since registers of the one layout are of no use in the other: a thread has 16 keys of 4 values of the state, so
+that a sum over keys is 16 registers and 8 lanes and no warp waits for another while tokens follow each other.
 """
 
 from dataclasses import dataclass
@@ -19,6 +23,9 @@ from stoker.ops.triton.launch import arithmetic, check, dependent
 from stoker.ops.triton.products import wait_for_inputs
 
 KEPT = tl.constexpr(8)  # tokens prepared at a time; always as many, so that every sum has one shape
+LANES = tl.constexpr(8)  # of a warp that share the keys of a value
+STRIP = tl.constexpr(16)  # values of a warp
+NUMBERS = tl.constexpr(4)  # of a token: decay, beta, q * k; and one to align the next row
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,27 @@ class DeltaRing:
     recurrent: Tensor  # [slots, HV, K, V] fp32
     inputs: Tensor  # [slots, R, C] bf16: q, k and v before the conv
     gates: Tensor  # [slots, R, 2, HV] fp32: log decay and beta
+    scratch: Tensor  # [slots, HV, KEPT, 2 K + 2 V + NUMBERS] fp32: nothing between launches, so layers may share it
 
     @classmethod
     def allocate(
         cls, slots: int, window: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int,
-        device: torch.device | str,
+        device: torch.device | str, layers: int | None = None,
     ) -> "DeltaRing":  # fmt: skip
-        """`window` is the longest step of one sequence, drafts included."""
+        """`window` is the longest step of one sequence, drafts included; with `layers` all but the scratch have them
+        as their first dimension."""
         ring, channels = ring_size(window, kernel), 2 * key_heads * key_dim + value_heads * value_dim
+        lead = (slots,) if layers is None else (layers, slots)
+        row = 2 * key_dim + 2 * value_dim + NUMBERS.value
         return cls(
-            torch.zeros(slots, value_heads, key_dim, value_dim, dtype=torch.float32, device=device),
-            torch.zeros(slots, ring, channels, dtype=torch.bfloat16, device=device),
-            torch.zeros(slots, ring, 2, value_heads, dtype=torch.float32, device=device),
+            torch.zeros(*lead, value_heads, key_dim, value_dim, dtype=torch.float32, device=device),
+            torch.zeros(*lead, ring, channels, dtype=torch.bfloat16, device=device),
+            torch.zeros(*lead, ring, 2, value_heads, dtype=torch.float32, device=device),
+            torch.empty(slots, value_heads, KEPT.value, row, dtype=torch.float32, device=device),
         )
+
+    def layer(self, index: int) -> "DeltaRing":
+        return DeltaRing(self.recurrent[index], self.inputs[index], self.gates[index], self.scratch)
 
     @property
     def key_heads(self) -> int:
@@ -80,7 +95,8 @@ def ring_size(window: int, kernel: int) -> int:
 @triton.jit
 def _conv(y_ptr, inputs_ptr, conv_ptr, channel, position, live, cached, row, ring, WIDTH: tl.constexpr,
           CHANNELS: tl.constexpr, TAPS: tl.constexpr):  # fmt: skip
-    """silu(conv) [KEPT, channels] at `position`; inputs before `cached` lie in the ring, others in y from `row` on."""
+    """silu(conv) [KEPT, channels] at `position`, and its own input; inputs before `cached` lie in the ring, others in y
+    from `row` on."""
     total = tl.zeros((KEPT, channel.shape[1]), tl.float32)
     for tap in tl.static_range(TAPS):
         at = position + (tap + 1 - TAPS)
@@ -91,7 +107,7 @@ def _conv(y_ptr, inputs_ptr, conv_ptr, channel, position, live, cached, row, rin
         x += fresh.to(inputs_ptr.dtype.element_ty).to(tl.float32)
         weight = tl.load(conv_ptr + tap * CHANNELS + channel)
         total = tl.fma(x, tl.broadcast_to(weight, x.shape), total)
-    return total / (1.0 + tl.exp(-total))
+    return total / (1.0 + tl.exp(-total)), x
 
 
 @triton.jit
@@ -103,21 +119,10 @@ def _softplus(x):
     return tl.where(x > 20.0, x, tl.where(u == 1.0, e, near))
 
 
-@triton.jit
-def _row(tile, j):
-    """Row j of [KEPT, n]: a sum with zeros, exact."""
-    return tl.sum(tl.where(tl.arange(0, KEPT)[:, None] == j, tile, 0.0), 0)
-
-
-@triton.jit
-def _number(vector, j):
-    return tl.sum(tl.where(tl.arange(0, KEPT) == j, vector, 0.0), 0)
-
-
 @triton.jit(do_not_specialize=["block_rows", "ring"])
 def deltanet_kernel(
-    y_ptr, ab_ptr, out_ptr, state_ptr, inputs_ptr, gates_ptr, conv_ptr, decay_ptr, bias_ptr, norm_ptr, slots_ptr,
-    cached_ptr, lengths_ptr, replay_ptr, block_rows, ring, WIDTH: tl.constexpr, AB_WIDTH: tl.constexpr,
+    y_ptr, ab_ptr, out_ptr, state_ptr, inputs_ptr, gates_ptr, scratch_ptr, conv_ptr, decay_ptr, bias_ptr, norm_ptr,
+    slots_ptr, cached_ptr, lengths_ptr, replay_ptr, block_rows, ring, WIDTH: tl.constexpr, AB_WIDTH: tl.constexpr,
     AB_AT: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     TAPS: tl.constexpr, EPS: tl.constexpr, L2: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +130,7 @@ def deltanet_kernel(
     KEYS: tl.constexpr = KEY_HEADS * K
     CHANNELS: tl.constexpr = 2 * KEYS + HEADS * V
     SPREAD: tl.constexpr = HEADS // KEY_HEADS
-    wait_for_inputs(PDL)
+    ROW: tl.constexpr = 2 * K + 2 * V + NUMBERS  # of the scratch: q, k, v, o and numbers of a token
     head = tl.program_id(0)
     sequence = tl.program_id(1)
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
@@ -136,13 +141,21 @@ def deltanet_kernel(
     state_ptr += (slot * HEADS + head) * (K * V)
     inputs_ptr += slot * (ring * CHANNELS)
     gates_ptr += slot * (ring * 2 * HEADS)
-    cell = tl.arange(0, K)[:, None] * V + tl.arange(0, V)[None, :]
-    state = tl.load(state_ptr + cell)
+    scratch_ptr += (slot * HEADS + head) * (KEPT * ROW)
+    # The state is [keys in registers, strips of values, keys in lanes, values in lanes and registers]. It is loaded in
+    # two dimensions, whose rows every compiler version deals to lanes first and to warps then.
+    STRIPS: tl.constexpr = V // STRIP
+    r = tl.arange(0, K * STRIPS)[:, None]
+    cell = (r // (STRIPS * LANES) * LANES + r % LANES) * V + r // LANES % STRIPS * STRIP + tl.arange(0, STRIP)[None, :]
+    state = tl.reshape(tl.load(state_ptr + cell), (K // LANES, STRIPS, LANES, STRIP))
+    key = tl.arange(0, K // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    value = tl.arange(0, STRIPS)[:, None] * STRIP + tl.arange(0, STRIP)[None, :]
     q_channel = head // SPREAD * K + tl.arange(0, K)[None, :]
     v_channel = 2 * KEYS + head * V + tl.arange(0, V)[None, :]
     decay = tl.load(decay_ptr + head)
     bias = tl.load(bias_ptr + head)
-    norm = tl.load(norm_ptr + tl.arange(0, V))
+    norm = tl.load(norm_ptr + tl.arange(0, V))[None, :]
+    wait_for_inputs(PDL)  # the state is nobody's but this layer's
     for start in range(0, count, KEPT):
         i = start + tl.arange(0, KEPT)
         position = cached - replay + i
@@ -150,50 +163,58 @@ def deltanet_kernel(
         new = (i >= replay) & (i < count)
         live = (i < count)[:, None]
         at = position[:, None]
-        q = _conv(y_ptr, inputs_ptr, conv_ptr, q_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
-        k = _conv(y_ptr, inputs_ptr, conv_ptr, KEYS + q_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
-        v = _conv(y_ptr, inputs_ptr, conv_ptr, v_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
-        q = q * (SCALE / tl.sqrt(tl.sum(q * q, 1) + L2))[:, None]
-        k = k * (1.0 / tl.sqrt(tl.sum(k * k, 1) + L2))[:, None]
-        qk = tl.sum(q * k, 1)
-        mine = (row + i - replay) * WIDTH
+        q, q_in = _conv(y_ptr, inputs_ptr, conv_ptr, q_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
+        k, k_in = _conv(y_ptr, inputs_ptr, conv_ptr, KEYS + q_channel, at, live, cached, row, ring, WIDTH, CHANNELS,
+                        TAPS)  # fmt: skip
+        v, v_in = _conv(y_ptr, inputs_ptr, conv_ptr, v_channel, at, live, cached, row, ring, WIDTH, CHANNELS, TAPS)
         ab = ab_ptr + (row + i - replay) * AB_WIDTH + AB_AT + head
         a = tl.load(ab, mask=new, other=0.0)
         b = tl.load(ab + HEADS, mask=new, other=0.0)
         kept = gates_ptr + (position % ring) * (2 * HEADS) + head
         g = tl.where(new, _softplus(a + bias) * decay, tl.load(kept, mask=old, other=0.0))
         beta = tl.where(new, 1.0 / (1.0 + tl.exp(-b)), tl.load(kept + HEADS, mask=old, other=0.0))
-        z = tl.load(y_ptr + mine[:, None] + (CHANNELS + head * V) + tl.arange(0, V)[None, :], mask=new[:, None],
-                    other=0.0)  # fmt: skip
-        z = z / (1.0 + tl.exp(-z))
+        z_at = (row + i - replay)[:, None] * WIDTH + (CHANNELS + head * V) + tl.arange(0, V)[None, :]
+        z = tl.load(y_ptr + z_at, mask=new[:, None], other=0.0)
+        q = q * (SCALE / tl.sqrt(tl.sum(q * q, 1) + L2))[:, None]
+        k = k * (1.0 / tl.sqrt(tl.sum(k * k, 1) + L2))[:, None]
+        prepared = scratch_ptr + tl.arange(0, KEPT)[:, None] * ROW
+        tl.store(prepared + tl.arange(0, K)[None, :], q)
+        tl.store(prepared + K + tl.arange(0, K)[None, :], k)
+        tl.store(prepared + 2 * K + tl.arange(0, V)[None, :], v)
+        numbers = scratch_ptr + tl.arange(0, KEPT) * ROW + (2 * K + 2 * V)
+        tl.store(numbers, tl.exp(g))
+        tl.store(numbers + 1, beta)
+        tl.store(numbers + 2, tl.sum(q * k, 1))
         # what the next step replays; no place of these is read by any program of this launch
         tl.store(kept, g, mask=new)
         tl.store(kept + HEADS, beta, mask=new)
         place = inputs_ptr + (at % ring) * CHANNELS
-        fresh = tl.load(y_ptr + mine[:, None] + v_channel, mask=new[:, None], other=0.0)
-        tl.store(place + v_channel, fresh.to(inputs_ptr.dtype.element_ty), mask=new[:, None])
+        tl.store(place + v_channel, v_in.to(inputs_ptr.dtype.element_ty), mask=new[:, None])
         if head % SPREAD == 0:
-            for part in tl.static_range(2):
-                channel = part * KEYS + q_channel
-                fresh = tl.load(y_ptr + mine[:, None] + channel, mask=new[:, None], other=0.0)
-                tl.store(place + channel, fresh.to(inputs_ptr.dtype.element_ty), mask=new[:, None])
-        forget = tl.exp(g)
+            tl.store(place + q_channel, q_in.to(inputs_ptr.dtype.element_ty), mask=new[:, None])
+            tl.store(place + KEYS + q_channel, k_in.to(inputs_ptr.dtype.element_ty), mask=new[:, None])
+        tl.debug_barrier()
         for j in range(tl.minimum(KEPT, count - start)):
-            k_j = _row(k, j)[:, None]
-            q_j = _row(q, j)[:, None]
-            state = state * _number(forget, j)
-            known = tl.sum(state * k_j, 0)
-            seen = tl.sum(state * q_j, 0)
-            change = _number(beta, j) * (_row(v, j) - known)
-            state = tl.fma(tl.broadcast_to(k_j, (K, V)), tl.broadcast_to(change[None, :], (K, V)), state)
+            token = scratch_ptr + j * ROW
+            k_j = tl.load(token + K + key)[:, None, :][:, :, :, None]
+            state = state * tl.load(token + (2 * K + 2 * V))
+            known = tl.sum(tl.sum(state * k_j, 0), 1)
+            change = tl.load(token + (2 * K + 2 * V + 1)) * (tl.load(token + 2 * K + value) - known)
+            if start + j >= replay:  # what the updated state holds for q
+                q_j = tl.load(token + key)[:, None, :][:, :, :, None]
+                seen = tl.sum(tl.sum(state * q_j, 0), 1)
+                o = seen + tl.load(token + (2 * K + 2 * V + 2)) * change
+                tl.store(token + (2 * K + V) + value, o)
+            spread = change[:, None, :][None, :, :, :]  # in the order of the sums, so that it stays in its registers
+            state = tl.fma(tl.broadcast_to(k_j, state.shape), tl.broadcast_to(spread, state.shape), state)
             if start + j == replay - 1:
-                tl.store(state_ptr + cell, state)
-            if start + j >= replay:
-                o = seen + _number(qk, j) * change  # what the updated state holds for q
-                scale = 1.0 / tl.sqrt(tl.sum(o * o, 0) / V + EPS)
-                o = o * scale * norm * _row(z, j)
-                at_out = out_ptr + ((row + start + j - replay) * HEADS + head) * V + tl.arange(0, V)
-                tl.store(at_out, o.to(out_ptr.dtype.element_ty))
+                tl.store(state_ptr + cell, tl.reshape(state, (K * STRIPS, STRIP)))
+        tl.debug_barrier()
+        o = tl.load(prepared + (2 * K + V) + tl.arange(0, V)[None, :], mask=new[:, None], other=0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(o * o, 1) / V + EPS)
+        o = o * scale[:, None] * norm * (z / (1.0 + tl.exp(-z)))
+        at_out = out_ptr + ((row + i - replay)[:, None] * HEADS + head) * V + tl.arange(0, V)[None, :]
+        tl.store(at_out, o.to(out_ptr.dtype.element_ty), mask=new[:, None])
 
 
 def deltanet(
@@ -214,8 +235,11 @@ def deltanet(
     ring, tokens = state.inputs.shape[1], sequences.count * sequences.rows
     values = channels + heads * value_dim
     width = values + (2 * heads if gates is None else 0)
-    if key_dim & key_dim - 1 or value_dim & value_dim - 1:
-        raise ValueError(f"head dimensions must be powers of two, found {key_dim} and {value_dim}.")
+    if key_dim & key_dim - 1 or value_dim & value_dim - 1 or key_dim < LANES.value or value_dim < STRIP.value:
+        raise ValueError(
+            f"head dimensions must be powers of two, at least {LANES.value} and {STRIP.value}, found {key_dim} and "
+            f"{value_dim}."
+        )
     if ring < ring_size(sequences.rows, taps):
         raise ValueError(
             f"the ring has {ring} places: steps of {sequences.rows} tokens need {ring_size(sequences.rows, taps)}."
@@ -227,18 +251,20 @@ def deltanet(
     check("recurrent", state.recurrent, (slots, heads, key_dim, value_dim), torch.float32, y)
     check("inputs", state.inputs, (slots, ring, channels), torch.bfloat16, y)
     check("gates", state.gates, (slots, ring, 2, heads), torch.float32, y)
+    row = 2 * key_dim + 2 * value_dim + NUMBERS.value
+    check("scratch", state.scratch, (slots, heads, KEPT.value, row), torch.float32, y)
     check("conv", weights.conv, (taps, channels), torch.float32, y)
     for name in ("decay", "bias"):
         check(name, getattr(weights, name), (heads,), torch.float32, y)
     check("norm", weights.norm, (value_dim,), torch.float32, y)
     check_sequences(sequences, y)
     deltanet_kernel[(heads, sequences.count)](
-        y, y if gates is None else gates, out, state.recurrent, state.inputs, state.gates, weights.conv,
-        weights.decay, weights.bias, weights.norm, sequences.slots, sequences.cached, sequences.lengths,
+        y, y if gates is None else gates, out, state.recurrent, state.inputs, state.gates, state.scratch,
+        weights.conv, weights.decay, weights.bias, weights.norm, sequences.slots, sequences.cached, sequences.lengths,
         sequences.replay, sequences.rows, ring, WIDTH=width,
         AB_WIDTH=width if gates is None else 2 * heads, AB_AT=values if gates is None else 0,
         KEY_HEADS=state.key_heads, HEADS=heads, K=key_dim, V=value_dim, TAPS=taps,
-        EPS=weights.eps, L2=L2_EPS, SCALE=key_dim**-0.5, num_warps=warps(key_dim, value_dim),
+        EPS=weights.eps, L2=L2_EPS, SCALE=key_dim**-0.5, num_warps=warps(value_dim),
         **_fusion(y.device), **dependent(y.device, pdl),
     )  # fmt: skip
 
@@ -248,9 +274,9 @@ def check_sequences(sequences: Sequences, like: Tensor) -> None:
         check(f"sequences.{name}", getattr(sequences, name), (sequences.count,), torch.int32, like)
 
 
-def warps(key_dim: int, value_dim: int) -> int:
-    """64 registers a thread for the state."""
-    return min(8, max(1, key_dim * value_dim // 2048))
+def warps(value_dim: int) -> int:
+    """One for each strip of values; 64 registers a thread for the state of 128 keys."""
+    return min(8, value_dim // STRIP.value)
 
 
 def _fusion(device: torch.device) -> dict[str, bool]:

@@ -56,7 +56,7 @@ class ExpertBuffers:
 def _expert_products(
     x_ptr, x_row, expert, packed_ptr, scales_ptr, row_scales_ptr, unit, apart, KIND: tl.constexpr,
     ROWS: tl.constexpr, IN: tl.constexpr, UNITS: tl.constexpr, SLICES: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr,
+    CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Units of one expert times eight rows of x, as `token_rows` counts them; -1: no row."""
     ALL_GROUPS: tl.constexpr = IN // 128
@@ -70,7 +70,7 @@ def _expert_products(
     x_ptrs = x_ptr + x_row * IN + slice * (GROUPS * 128) + tl.arange(0, 32)[None, :]
     return unit_products(packed_ptr + e * (ROWS * ALL_GROUPS * TILES * 32), scales_ptr + e * SCALES,
                          row_scales_ptr + e * ROWS, unit, apart, 0, x_ptrs, x_row >= 0, KIND, ROWS, UNITS, SLICES,
-                         GROUPS, ALL_GROUPS, 8, AHEAD, CHUNK, PTX, DOT)  # fmt: skip
+                         GROUPS, ALL_GROUPS, 8, AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
 
 
 @triton.jit
@@ -93,7 +93,6 @@ def gate_up_kernel(
 ):  # fmt: skip
     """Program (b, i): units b of gate and of up of the i-th tile. With ONE_TOKEN every pair is a tile and
     `tile_expert_ptr` the token's choice itself."""
-    wait_for_inputs(PDL)
     INTER: tl.constexpr = ROWS // 2
     unit = tl.program_id(0)
     tile = tl.program_id(1)
@@ -104,12 +103,13 @@ def gate_up_kernel(
         token = tl.where(token < tokens, token, -1)
         x_row = tile * 8 + x_column
         x_row = tl.where(x_row < tokens, x_row, -1)
-        inverse = tl.load(rms_ptr + token, mask=token >= 0, other=0.0)
         products = _expert_products(x_ptr, x_row, tile * 0, shared_packed_ptr, shared_scales_ptr,
                                     shared_row_scales_ptr, unit, SHARED_ROWS // 32, SHARED_KIND, SHARED_ROWS, IN, 2,
-                                    SLICES, SHARED_AHEAD, CHUNK, PTX, DOT)  # fmt: skip
+                                    SLICES, SHARED_AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
+        inverse = tl.load(rms_ptr + token, mask=token >= 0, other=0.0)
         _swiglu(products, inverse, tl.where(token >= 0, tokens * TOP_K + token, -1), unit, hidden_ptr, INTER)
     else:
+        wait_for_inputs(PDL)
         i = tile - shared_tiles
         expert = tl.load(tile_expert_ptr + i)
         if expert >= 0:
@@ -122,7 +122,8 @@ def gate_up_kernel(
                 x_row = tl.where(x_pair >= 0, x_pair // TOP_K, -1)
             inverse = tl.load(rms_ptr + pair // TOP_K, mask=pair >= 0, other=0.0)
             products = _expert_products(x_ptr, x_row, expert, packed_ptr, scales_ptr, row_scales_ptr, unit,
-                                        ROWS // 32, KIND, ROWS, IN, 2, SLICES, AHEAD, CHUNK, PTX, DOT)  # fmt: skip
+                                        ROWS // 32, KIND, ROWS, IN, 2, SLICES, AHEAD, CHUNK, PTX, DOT,
+                                        False)  # fmt: skip
             _swiglu(products, inverse, pair, unit, hidden_ptr, INTER)
 
 
@@ -164,8 +165,8 @@ def down_kernel(
     ONE_TOKEN: tl.constexpr, SLICES: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr,
     SHARED_AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i): unit b of the i-th tile; the last tile of a unit combines it for all tokens."""
-    wait_for_inputs(PDL)
+    """Program (b, i): unit b of the i-th tile; the last tile of a unit combines it for all tokens. Which experts there
+    are was known before the launch before this one, so their weights need not wait for it."""
     unit = tl.program_id(0)
     tile = tl.program_id(1)
     column = tl.arange(0, 8)
@@ -179,21 +180,21 @@ def down_kernel(
         x_row = tl.where(x_token < tokens, tokens * TOP_K + x_token, -1)
         products = _expert_products(hidden_ptr, x_row, tile * 0, shared_packed_ptr, shared_scales_ptr,
                                     shared_row_scales_ptr, unit, 1, SHARED_KIND, ROWS, IN, 1, SLICES, SHARED_AHEAD,
-                                    CHUNK, PTX, DOT)  # fmt: skip
+                                    CHUNK, PTX, DOT, PDL)  # fmt: skip
         tl.store(outputs_ptr + output[None, :] * OUT + row, products[0], mask=(output >= 0)[None, :])
     else:
         i = tile - shared_tiles
-        expert = tl.load(tile_expert_ptr + i)
+        expert = tl.load(tile_expert_ptr + i, cache_modifier=".cg")
         live = expert >= 0
         if expert >= 0:
             if ONE_TOKEN:
                 pair = tl.where(column == 0, i, -1)
                 x_row = tl.where(x_column == 0, i, -1)
             else:
-                pair = tl.load(tile_pairs_ptr + i * 8 + column)
-                x_row = tl.load(tile_pairs_ptr + i * 8 + x_column)
+                pair = tl.load(tile_pairs_ptr + i * 8 + column, cache_modifier=".cg")
+                x_row = tl.load(tile_pairs_ptr + i * 8 + x_column, cache_modifier=".cg")
             products = _expert_products(hidden_ptr, x_row, expert, packed_ptr, scales_ptr, row_scales_ptr, unit,
-                                        1, KIND, ROWS, IN, 1, SLICES, AHEAD, CHUNK, PTX, DOT)  # fmt: skip
+                                        1, KIND, ROWS, IN, 1, SLICES, AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
             tl.store(outputs_ptr + pair[None, :] * OUT + row, products[0], mask=(pair >= 0)[None, :])
     if live:
         tl.debug_barrier()
@@ -246,33 +247,33 @@ def experts(
     gate_up_kernel[(inter // UNIT, grid)](
         x, routing.inverse_rms, tiles, routing.tile_pairs, *weight_tensors(gate_up), *weight_tensors(first),
         buffers.hidden, tokens, shared_tiles, ROWS=gate_up.rows, SHARED_ROWS=first.rows, IN=hidden, **common,
-        **launch_shape(hidden, gated=True, kinds=(gate_up.kind, first.kind)),
+        **launch_shape(tokens, hidden, gated=True, kinds=(gate_up.kind, first.kind)),
     )  # fmt: skip
     down_kernel[(hidden // UNIT, grid)](
         buffers.hidden, tiles, routing.tile_pairs, routing.tile_count, routing.weights, routing.shared,
         *weight_tensors(down), *weight_tensors(second), buffers.outputs, stream.x, next_scale, x, squares,
         workspace.counters, tokens, shared_tiles, ROWS=down.rows, IN=inter, OUT=hidden, SHARED=shared_tiles > 0,
         **common,
-        **launch_shape(inter, gated=False, kinds=(down.kind, second.kind)),
+        **launch_shape(tokens, inter, gated=False, kinds=(down.kind, second.kind)),
     )  # fmt: skip
 
 
-def launch_shape(in_features: int, gated: bool, kinds: tuple[Kind, Kind]) -> dict[str, Any]:
+def launch_shape(tokens: int, in_features: int, gated: bool, kinds: tuple[Kind, Kind]) -> dict[str, Any]:
     """Slices decide the order of the sum and follow the weight's shape alone; the rest changes no bit.
 
-    Measured on an H200 for INT4; wider formats ask for their weights one group ahead.
+    Measured on an H200 with INT4 experts (benchmarks/gpu_tune.py); wider formats ask for weights one group ahead. With
+    one token and 96 registers all programs of gate and up run at once, with 128 some would wait for others.
     """
     groups = in_features // GROUP
     slices = slice_count(groups) if gated else 1
-    ahead, registers = (1, 128) if gated else (4, 96)
-    wide = max(kind.tiles for kind in kinds) > 1
+    ahead, registers = (2, 96 if tokens == 1 else 128) if gated else (4, 96)
     return {
         "SLICES": slices,
         "AHEAD": ahead if kinds[0].tiles == 1 else 1,
         "SHARED_AHEAD": ahead if kinds[1].tiles == 1 else 1,
         "CHUNK": chunk_size(groups // slices),
         "num_warps": slices,
-        **register_limit(max(registers, 128) if wide else registers),
+        **register_limit(registers),
     }
 
 

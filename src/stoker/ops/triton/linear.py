@@ -32,7 +32,7 @@ from stoker.ops.triton.launch import (
     weight_shape,
     weight_tensors,
 )
-from stoker.ops.triton.products import token_rows, unit_products, wait_for_inputs
+from stoker.ops.triton.products import token_rows, unit_products
 
 PLAIN = tl.constexpr(0)
 STREAM = tl.constexpr(1)
@@ -125,7 +125,6 @@ def linear_kernel(
     """Program (b, t, s): the b-th UNITS units of rows, the t-th COLUMNS tokens, the s-th part of the inputs."""
     ALL_GROUPS: tl.constexpr = IN // 128
     GROUPS: tl.constexpr = ALL_GROUPS // (SLICES * SPLIT)
-    wait_for_inputs(PDL)
     unit = tl.program_id(0) * UNITS
     part = tl.program_id(2)
     first = tl.program_id(1) * COLUMNS
@@ -133,7 +132,8 @@ def linear_kernel(
     token += first
     x_ptrs = x_ptr + token * IN + (part * SLICES + slice) * (GROUPS * 128) + tl.arange(0, 32)[None, :]
     products = unit_products(packed_ptr, scales_ptr, row_scales_ptr, unit, 1, part, x_ptrs, token < tokens, KIND,
-                             ROWS, UNITS, SLICES, GROUPS, ALL_GROUPS, COLUMNS, AHEAD, CHUNK, PTX, DOT)  # fmt: skip
+                             ROWS, UNITS, SLICES, GROUPS, ALL_GROUPS, COLUMNS, AHEAD, CHUNK, PTX, DOT,
+                             PDL)  # fmt: skip
     column = first + tl.arange(0, COLUMNS)[None, :]
     row = tl.arange(0, 16)[:, None]
     if SPLIT == 1:

@@ -101,10 +101,11 @@ sub.bf16x2 $1, a, b;
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
-    """With programmatic dependent launch the next kernel starts while this one ends; nothing is read before this."""
+    """With programmatic dependent launch a kernel starts while the one before it ends; before this it reads nothing but
+    what no kernel of the step writes, or what the one before the last wrote: the next kernel is let in only here."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -232,15 +233,17 @@ def _lane_scale(lanes, j: tl.constexpr, SLICES: tl.constexpr, DOT: tl.constexpr)
 def _add_groups(
     sums, packed_ptr, scales_ptr, s_ptrs, unit_words, unit_scales, x_ptrs, ok, first, COUNT: tl.constexpr,
     SCALE_STEP: tl.constexpr, KIND: tl.constexpr, UNITS: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr,
-    COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr,
+    COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`sums` plus COUNT groups of every slice, in order; weights are asked for AHEAD groups before their use."""
+    """`sums` plus COUNT groups of every slice, in order; weights are asked for AHEAD groups before their use, and the
+    first of them before the wait for what they are multiplied with."""
     TILES: tl.constexpr = 4 if KIND == BF16 else (2 if KIND == FP8 or KIND == INT8 else 1)
     words = ()
     for g in tl.static_range(min(AHEAD, COUNT)):
         for u in tl.static_range(UNITS):
             for tile in tl.static_range(TILES):
                 words += (_load_tile(packed_ptr + u * unit_words, (first + g) * TILES + tile, SLICES, GROUPS, TILES),)
+    wait_for_inputs(PDL)
     for g in tl.static_range(COUNT):
         at = x_ptrs + (first + g) * 128
         x0 = _token_operand(at, ok, SLICES, COLUMNS, DOT)
@@ -283,12 +286,13 @@ def unit_products(
     packed_ptr, scales_ptr, row_scales_ptr, unit, apart, part, x_ptrs, ok, KIND: tl.constexpr, ROWS: tl.constexpr,
     UNITS: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A tuple of UNITS tensors [16, COLUMNS] fp32: units `unit`, `unit + apart`, .. of rows times tokens, over the
     `part`-th SLICES * GROUPS of all groups.
 
     `x_ptrs` [COLUMNS * SLICES, 32], rows as `token_rows` counts them, points at the first 32 inputs of each slice;
-    `ok` says which of them exist.
+    `ok` says which of them exist. With PDL it waits for them (`wait_for_inputs`) when weights are on their way.
     """
     TILES: tl.constexpr = 4 if KIND == BF16 else (2 if KIND == FP8 or KIND == INT8 else 1)
     UNIT_WORDS: tl.constexpr = ALL_GROUPS * TILES * 512
@@ -310,12 +314,13 @@ def unit_products(
         sums += (tl.zeros((SLICES, 16, COLUMNS), tl.float32),)
     if CHUNK == GROUPS:
         sums = _add_groups(sums, packed_ptr, scales_ptr, s_ptrs, apart * UNIT_WORDS, apart * UNIT_SCALES, x_ptrs, ok,
-                           0, GROUPS, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, PTX, DOT)  # fmt: skip
+                           0, GROUPS, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, PTX, DOT,
+                           PDL)  # fmt: skip
     else:
         for first in tl.range(0, GROUPS, CHUNK, num_stages=1):
             sums = _add_groups(sums, packed_ptr, scales_ptr, s_ptrs, apart * UNIT_WORDS, apart * UNIT_SCALES, x_ptrs,
                                ok, first, CHUNK, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, PTX,
-                               DOT)  # fmt: skip
+                               DOT, PDL)  # fmt: skip
     products = ()
     for u in tl.static_range(UNITS):
         product = tl.sum(sums[u], 0)

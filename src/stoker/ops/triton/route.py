@@ -154,21 +154,20 @@ def route_kernel(
     ALL_GROUPS: tl.constexpr = IN // 128
     GROUPS: tl.constexpr = ALL_GROUPS // (SLICES * SPLIT)
     UNITS: tl.constexpr = ROWS // 16
-    wait_for_inputs(PDL)
     unit = tl.program_id(0)
     part = tl.program_id(2)
     first = tl.program_id(1) * COLUMNS
+    token, slice = token_rows(SLICES, COLUMNS)
+    token += first
+    x_ptrs = scaled_ptr + token * IN + (part * SLICES + slice) * (GROUPS * 128) + tl.arange(0, 32)[None, :]
+    products = unit_products(packed_ptr, scales_ptr, row_scales_ptr, unit, 1, part, x_ptrs, token < tokens, KIND,
+                             ROWS, 1, SLICES, GROUPS, ALL_GROUPS, COLUMNS, AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
     mine = part * UNITS + unit  # each program has the norms of some of the rows, one row at a time
     for row in range(mine, COLUMNS, UNITS * SPLIT):
         if first + row < tokens:
             c = tl.arange(0, HIDDEN_PADDED)
             x = tl.load(x_ptr + (first + row) * IN + c, mask=c < IN, other=0.0).to(tl.float32)
             tl.store(rms_ptr + first + row, 1.0 / tl.sqrt(tl.sum(x * x, 0) / IN + EPS))
-    token, slice = token_rows(SLICES, COLUMNS)
-    token += first
-    x_ptrs = scaled_ptr + token * IN + (part * SLICES + slice) * (GROUPS * 128) + tl.arange(0, 32)[None, :]
-    products = unit_products(packed_ptr, scales_ptr, row_scales_ptr, unit, 1, part, x_ptrs, token < tokens, KIND,
-                             ROWS, 1, SLICES, GROUPS, ALL_GROUPS, COLUMNS, AHEAD, CHUNK, PTX, DOT)  # fmt: skip
     column = first + tl.arange(0, COLUMNS)[None, :]
     at = partial_ptr + (part * tokens + column) * ROWS + unit * 16 + tl.arange(0, 16)[:, None]
     tl.store(at, products[0], mask=column < tokens)
