@@ -8,7 +8,7 @@ leaves are folded in order to splits of 256 keys, splits in order to the result,
 the same bits come from few programs of a split each, which is best for long contexts, and from many of one leaf and a
 part of the columns each, which have little to wait for. A program has one or two tokens of one kv head; new keys are
 written by every program that reads them, each the same values, and are attended to as stored. Masked keys add exact
-zeros. Sums are joined by the last program of a head if there are few, else by a launch of its own. A drafter's block
+zeros. Sums are joined by the last leaf of a head if they are few, else by a launch of its own. A drafter's block
 may see itself whole, or only the last keys.
 """
 
@@ -35,7 +35,7 @@ from stoker.ops.triton.products import e4m3, wait_for_inputs
 
 TOKENS = 2  # of one program, at most
 LEAF_CELLS = 128  # tokens times splits up to which every leaf has a program of its own
-JOINED_AT_ONCE = 8  # splits that the last program of a head joins by itself
+JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself
 PART_COLUMNS = 64  # fewest columns of a program: those of one matrix instruction
 FEW_PROGRAMS = 16  # programs of a leaf up to which tokens and columns are parted further
 LOG2_E = 1.4426950408889634
@@ -239,23 +239,47 @@ def _keys_seen(cached, first, length, TILE: tl.constexpr, WHOLE: tl.constexpr, W
 
 
 @triton.jit
-def _leaf(q, k, v, key_scales, value_scales, seen, SCALE: tl.constexpr, FP8_PAGES: tl.constexpr, DOT: tl.constexpr):
-    """Keys k [n, D] and values v [n, columns] as stored, queries q [m, D]: highest score [m] in powers of two, sum of
-    weights [m], weighted values [m, columns]. Keys are the rows of both products, so 64 of them fill an instruction
-    and the number of queries changes nothing in the order of a sum."""
+def _weights(q, k, scales, seen, SCALE: tl.constexpr, FP8_PAGES: tl.constexpr, DOT: tl.constexpr):
+    """Of a leaf's keys k [n, D] as stored, for queries q [m, D]: highest score [m] in powers of two, weights [n, m],
+    their sum [m]. Keys are the rows of both products, so 64 of them fill an instruction and the number of queries
+    changes nothing in the order of a sum."""
     if FP8_PAGES:
         k = e4m3(k.to(tl.int32), DOT)
-        v = e4m3(v.to(tl.int32), DOT)
     scores = tl.dot(k.to(DOT), tl.trans(q)) * SCALE
     if FP8_PAGES:
-        scores = scores * key_scales.to(tl.float32)[:, None]
+        scores = scores * scales.to(tl.float32)[:, None]
     scores = tl.where(seen, scores, float("-inf"))
     top = tl.maximum(tl.max(scores, 0), -1e30)
     weights = tl.exp2(scores - top[None, :])
-    total = tl.sum(weights, 0)
+    return top, weights, tl.sum(weights, 0)
+
+
+@triton.jit
+def _weighted(weights, v, scales, FP8_PAGES: tl.constexpr, DOT: tl.constexpr):
+    """Values v [n, columns] as stored: [m, columns]"""
     if FP8_PAGES:
-        weights = weights * value_scales.to(tl.float32)[:, None]
-    return top, total, tl.trans(tl.dot(tl.trans(v.to(DOT)), weights.to(DOT)))
+        v = e4m3(v.to(tl.int32), DOT)
+        weights = weights * scales.to(tl.float32)[:, None]
+    return tl.trans(tl.dot(tl.trans(v.to(DOT)), weights.to(DOT)))
+
+
+@triton.jit
+def _rows(pages_ptr, scales_ptr, place, key, columns, there, KV_HEADS: tl.constexpr, D: tl.constexpr,
+          FP8_PAGES: tl.constexpr):  # fmt: skip
+    """Keys or values of a leaf as stored, and their scales. One address for all and small distances from it: few
+    registers."""
+    at = (key * (KV_HEADS * D))[:, None] + columns[None, :]
+    rows = tl.load(pages_ptr + place.to(tl.int64) * D + at, mask=there[:, None], other=0)
+    return rows, tl.load(scales_ptr + place + key * KV_HEADS, mask=there, other=0.0) if FP8_PAGES else 0
+
+
+@triton.jit
+def _new_rows(pages_ptr, scales_ptr, place, key, columns, new, rows, scales, KV_HEADS: tl.constexpr, D: tl.constexpr,
+              FP8_PAGES: tl.constexpr):  # fmt: skip
+    """The same with those that are `new` put in."""
+    at = (key * (KV_HEADS * D))[:, None] + columns[None, :]
+    rows = tl.load(pages_ptr + place.to(tl.int64) * D + at, mask=new[:, None], other=rows)
+    return rows, tl.load(scales_ptr + place + key * KV_HEADS, mask=new, other=scales) if FP8_PAGES else 0
 
 
 @triton.jit
@@ -284,7 +308,8 @@ def attention_kernel(
     KEY_AT: tl.constexpr = HEADS * Q_WIDTH
     KEYS: tl.constexpr = LEAVES * BLOCK
     COLUMNS: tl.constexpr = D // PARTS
-    EARLY: tl.constexpr = LEAVES == 1 and TILE == 1 and PARTS > 1  # else it is more than registers hold
+    EARLY: tl.constexpr = TILE == 1  # keys are on their way before they are needed; with more queries registers do not
+    EARLY_VALUES: tl.constexpr = EARLY and PARTS > 1  # hold them, nor values of many columns
     wait_for_inputs(PDL)
     slot = tl.program_id(0)
     sequence = tl.program_id(1) // KV_HEADS
@@ -301,27 +326,27 @@ def attention_kernel(
         d = tl.arange(0, D)
         c = tl.program_id(2) % PARTS * COLUMNS + tl.arange(0, COLUMNS)
         key = tl.arange(0, BLOCK)
-        if EARLY:  # asks for the leaf, but for its new keys, before anything is computed
-            place = (page * PAGE + begin % PAGE + key) * KV_HEADS + kv_head
-            row_at = place.to(tl.int64)[:, None] * D
-            old = begin + key < tl.minimum(stop, cached)
-            k = tl.load(keys_ptr + row_at + d[None, :], mask=old[:, None], other=0)
-            v = tl.load(values_ptr + row_at + c[None, :], mask=old[:, None], other=0)
-            k_scales = tl.load(key_scales_ptr + place, mask=old, other=0.0) if FP8_PAGES else 0
-            v_scales = tl.load(value_scales_ptr + place, mask=old, other=0.0) if FP8_PAGES else 0
+        position = begin + key
+        place = (page * PAGE + begin % PAGE) * KV_HEADS + kv_head
+        limit = tl.minimum(stop, begin + KEYS)
+        old = position < tl.minimum(limit, cached)
+        if EARLY:
+            k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, old, KV_HEADS, D, FP8_PAGES)
+        if EARLY_VALUES:
+            v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, old, KV_HEADS, D, FP8_PAGES)
         # new keys, eight at a time
         fresh_from = tl.maximum(cached, begin)
         fresh_stop = tl.minimum(cached + length, begin + KEYS)
         for start in range(fresh_from, fresh_stop, 8):
-            position = (start + tl.arange(0, 8))[:, None]
-            ok = position < fresh_stop
-            at = (sequence * block_rows + position - cached) * WIDTH + KEY_AT + kv_head * D
+            new_at = (start + tl.arange(0, 8))[:, None]
+            ok = new_at < fresh_stop
+            at = (sequence * block_rows + new_at - cached) * WIDTH + KEY_AT + kv_head * D
             new_v = tl.load(y_ptr + at + KV_HEADS * D + d[None, :], mask=ok, other=0.0).to(STORED)
-            new_page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
+            new_page = tl.load(table_ptr + new_at // PAGE, mask=ok, other=0)
             new_k = rotated(
-                y_ptr, at, ok, d[None, :], k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED
+                y_ptr, at, ok, d[None, :], k_norm_ptr, cos_ptr, sin_ptr, new_at, HALF, D, EPS, STORED
             )  # fmt: skip
-            to = (new_page * PAGE + position % PAGE) * KV_HEADS + kv_head
+            to = (new_page * PAGE + new_at % PAGE) * KV_HEADS + kv_head
             if FP8_PAGES:
                 _store_fp8(
                     keys_ptr, key_scales_ptr, to, d[None, :], new_k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST
@@ -345,31 +370,40 @@ def attention_kernel(
             y_ptr, at, real[:, None], d[None, :], q_norm_ptr, cos_ptr, sin_ptr, (cached + token)[:, None], HALF, D, EPS,
             STORED,
         ).to(DOT)  # fmt: skip
-        if EARLY:
-            if fresh_from < fresh_stop:
-                fresh = (begin + key >= cached) & (begin + key < stop)
-                k = tl.load(keys_ptr + row_at + d[None, :], mask=fresh[:, None], other=k)
-                v = tl.load(values_ptr + row_at + c[None, :], mask=fresh[:, None], other=v)
-                if FP8_PAGES:
-                    k_scales = tl.load(key_scales_ptr + place, mask=fresh, other=k_scales)
-                    v_scales = tl.load(value_scales_ptr + place, mask=fresh, other=v_scales)
-            seen = _seen(begin + key, cached + token, stop, WHOLE, WINDOW)
-            top, total, out = _leaf(q, k, v, k_scales, v_scales, seen, SCALE, FP8_PAGES, DOT)
+        new = (position >= cached) & (position < limit)
+        if EARLY and fresh_from < fresh_stop:
+            k, k_scales = _new_rows(keys_ptr, key_scales_ptr, place, key, d, new, k, k_scales, KV_HEADS, D, FP8_PAGES)
+        if EARLY_VALUES and fresh_from < fresh_stop:
+            v, v_scales = _new_rows(
+                values_ptr, value_scales_ptr, place, key, c, new, v, v_scales, KV_HEADS, D, FP8_PAGES
+            )  # fmt: skip
+        if LEAVES == 1:
+            there = position < limit
+            if not EARLY:
+                k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
+            if not EARLY_VALUES:
+                v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, there, KV_HEADS, D, FP8_PAGES)
+            seen = _seen(position, cached + token, stop, WHOLE, WINDOW)
+            top, weights, total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT)
+            out = _weighted(weights, v, v_scales, FP8_PAGES, DOT)
         else:
             top = tl.full((TILE * GROUP_PADDED,), -1e30, tl.float32)
             total = tl.zeros((TILE * GROUP_PADDED,), tl.float32)
             out = tl.zeros((TILE * GROUP_PADDED, COLUMNS), tl.float32)
-            for start in range(begin, tl.minimum(stop, begin + KEYS), BLOCK):
-                there = start + key < stop
-                place = (page * PAGE + start % PAGE + key) * KV_HEADS + kv_head
-                row_at = place.to(tl.int64)[:, None] * D
-                k = tl.load(keys_ptr + row_at + d[None, :], mask=there[:, None], other=0)
-                v = tl.load(values_ptr + row_at + c[None, :], mask=there[:, None], other=0)
-                k_scales = tl.load(key_scales_ptr + place, mask=there, other=0.0) if FP8_PAGES else 0
-                v_scales = tl.load(value_scales_ptr + place, mask=there, other=0.0) if FP8_PAGES else 0
-                page = tl.load(table_ptr + tl.minimum(start + BLOCK, stop - 1) // PAGE)  # of the next leaf
+            page = tl.load(table_ptr + tl.minimum(begin + BLOCK, stop - 1) // PAGE)  # of the next leaf
+            for start in range(begin, limit, BLOCK):
+                after, there = start + BLOCK, start + key < limit
+                if not EARLY:
+                    k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
+                v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, there, KV_HEADS, D, FP8_PAGES)
+                place = (page * PAGE + after % PAGE) * KV_HEADS + kv_head
+                page = tl.load(table_ptr + tl.minimum(after + BLOCK, stop - 1) // PAGE)
                 seen = _seen(start + key, cached + token, stop, WHOLE, WINDOW)
-                leaf_top, leaf_total, leaf_out = _leaf(q, k, v, k_scales, v_scales, seen, SCALE, FP8_PAGES, DOT)
+                leaf_top, weights, leaf_total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT)
+                if EARLY:  # the next leaf's keys are on their way while this one is computed
+                    there = after + key < limit
+                    k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
+                leaf_out = _weighted(weights, v, v_scales, FP8_PAGES, DOT)
                 top, total, out = _folded(top, total, out, leaf_top, leaf_total, leaf_out)
         at = (row * HEADS + head) * slots
         tl.store(highest_ptr + at + slot, top, mask=real)
@@ -432,7 +466,7 @@ def attention(
     tiles, parts = triton.cdiv(sequences.rows, tile), 1
     while leaves == 1 and 2 * parts * PART_COLUMNS <= heads.dim and 2 * parts * groups * tiles <= FEW_PROGRAMS:
         parts *= 2
-    join = partials.splits <= JOINED_AT_ONCE
+    join = leaves == 1 and partials.splits <= JOINED_AT_ONCE
     if join:
         check_workspace(workspace, 0, groups * tiles * parts)
     keys, values, fp8 = pages.keys, pages.values, pages.key_scales is not None

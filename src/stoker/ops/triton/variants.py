@@ -205,7 +205,7 @@ def _drafter() -> list[Variant]:
 def _short_attention() -> Variant:
     """Every leaf a program of its own, a quarter of the columns each."""
     split = _attention(fp8=False)
-    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1}
+    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1, "JOIN": True}
     amd = {**split.amd, "LEAVES": 1, "FOLD": 8}
     return Variant("attention of a short context", attention.attention_kernel, values, split.types, amd)
 
@@ -213,7 +213,7 @@ def _short_attention() -> Variant:
 def _attention(fp8: bool) -> Variant:
     values = {
         **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64, "LEAVES": 4,
-        "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": True, "MAX": 448.0, "LEAST": 2.0**-100,
+        "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": False, "MAX": 448.0, "LEAST": 2.0**-100,
         "STORED": tl.bfloat16, "DOT": tl.bfloat16, **attention.NVIDIA, **PLAIN,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"
