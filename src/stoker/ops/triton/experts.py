@@ -261,16 +261,17 @@ def experts(
 def launch_shape(tokens: int, in_features: int, gated: bool, kinds: tuple[Kind, Kind]) -> dict[str, Any]:
     """Slices decide the order of the sum and follow the weight's shape alone; the rest changes no bit.
 
-    Measured on an H200 with INT4 experts (benchmarks/gpu_tune.py); wider formats ask for weights one group ahead. With
-    one token and 96 registers all programs of gate and up run at once, with 128 some would wait for others.
+    Measured on an H200 with INT4 experts (benchmarks/gpu_tune.py). Wider formats ask for weights as far ahead as
+    registers last. With one token and 96 registers all programs of gate and up run at once, with 128 some would wait.
     """
     groups = in_features // GROUP
     slices = slice_count(groups) if gated else 1
-    ahead, registers = (2, 96 if tokens == 1 else 128) if gated else (4, 96)
+    registers = 128 if gated and tokens > 1 else 96
+    ahead = {1: 2, 2: 2, 4: 1} if gated else {1: 4, 2: 4, 4: 1}  # by tiles of a group: 4, 8 and 16 bit
     return {
         "SLICES": slices,
-        "AHEAD": ahead if kinds[0].tiles == 1 else 1,
-        "SHARED_AHEAD": ahead if kinds[1].tiles == 1 else 1,
+        "AHEAD": ahead[kinds[0].tiles],
+        "SHARED_AHEAD": ahead[kinds[1].tiles],
         "CHUNK": chunk_size(groups // slices),
         "num_warps": slices,
         **register_limit(registers),

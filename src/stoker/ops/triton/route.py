@@ -35,7 +35,7 @@ from stoker.ops.triton.launch import (
 from stoker.ops.triton.products import token_rows, unit_products, wait_for_inputs
 
 TILE = 8  # columns: the narrowest matrix instruction; 16 tokens bring 1.3 pairs to an expert they choose
-GROUPED_AT_ONCE = 16  # tokens whose pairs the last program groups by itself
+GROUPED_AT_ONCE = 4  # tokens whose pairs the last program groups by itself; of 12 it took 50 us, a launch takes 3
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def route_kernel(
     AHEAD: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, t, s): the b-th 16 experts, the t-th COLUMNS tokens, the s-th part of the inputs. PAIRS_PADDED is
-    1 if pairs need no grouping here: one token, or more than 16."""
+    1 if pairs need no grouping here: one token, or more than GROUPED_AT_ONCE."""
     ALL_GROUPS: tl.constexpr = IN // 128
     GROUPS: tl.constexpr = ALL_GROUPS // (SLICES * SPLIT)
     UNITS: tl.constexpr = ROWS // 16
