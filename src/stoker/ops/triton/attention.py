@@ -34,7 +34,7 @@ from stoker.ops.triton.launch import (
 from stoker.ops.triton.products import e4m3, wait_for_inputs
 
 TOKENS = 2  # of one program, at most
-LEAF_CELLS = 128  # tokens times splits up to which every leaf has a program of its own
+LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to which every leaf has its own program
 JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself
 PART_COLUMNS = 64  # fewest columns of a program: those of one matrix instruction
 FEW_PROGRAMS = 16  # programs of a leaf up to which tokens and columns are parted further
@@ -117,7 +117,8 @@ class Partials:
 
 def slots_of(tokens: int, splits: int) -> int:
     """Unfinished sums of each token and head."""
-    return splits * (SPLIT // launch_shape()["BLOCK"] if tokens * splits <= LEAF_CELLS else 1)
+    few = splits <= LEAF_SPLITS and tokens * splits <= LEAF_CELLS
+    return splits * (SPLIT // launch_shape()["BLOCK"] if few else 1)
 
 
 @triton.jit
