@@ -14,6 +14,7 @@ from stoker.ops.attention import write_pages
 pytest.importorskip("triton")
 
 HEADS, KV_HEADS, D, HALF, EPS, CACHED = 4, 2, 16, 2, 1e-6, 253
+LONG = 380  # two leaves and more of a second split
 FP8 = torch.float8_e4m3fn
 
 
@@ -27,12 +28,12 @@ def test_a_token_has_the_same_bits_alone_and_in_a_block(interpreter, stored: tor
     interpreter(check_blocks, stored)
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, FP8])
+@pytest.mark.parametrize("stored", [torch.float32, FP8])
 def test_a_token_has_the_same_bits_however_its_keys_are_shared_out(interpreter, stored: torch.dtype) -> None:
     interpreter(check_shares, stored)
 
 
-@pytest.mark.parametrize("sight", [{"whole_block": True}, {"window": 70}])
+@pytest.mark.parametrize("sight", [{"whole_block": True}, {"window": 200}])
 def test_sight_is_the_same_however_keys_are_shared_out(interpreter, sight: dict[str, Any]) -> None:
     interpreter(check_sight, sight)
 
@@ -48,13 +49,13 @@ def test_kernel_names_what_is_wrong(interpreter) -> None:
 class Case:
     """Two sequences with all but a few of their keys in pages."""
 
-    def __init__(self, stored: torch.dtype) -> None:
+    def __init__(self, stored: torch.dtype, cached: int = CACHED) -> None:
         from stoker.ops.triton.attention import AttentionWeights, Heads, Pages
 
         self.heads = Heads(HEADS, KV_HEADS, D, gated=True)
-        angles = torch.arange(300)[:, None] * torch.tensor([1.0, 0.01])
+        angles = torch.arange(400)[:, None] * torch.tensor([1.0, 0.01])
         self.weights = AttentionWeights(torch.rand(D) + 0.5, torch.rand(D) + 0.5, angles.cos(), angles.sin(), EPS)
-        self.y = torch.randn(2, CACHED + 8, self.heads.width)
+        self.y = torch.randn(2, cached + 8, self.heads.width)
 
         def zeros(*shape: int, dtype: torch.dtype = stored) -> Tensor:
             return torch.zeros(16, 64, KV_HEADS, *shape, dtype=dtype)
@@ -62,8 +63,8 @@ class Case:
         scales = [zeros(dtype=torch.bfloat16) for _ in range(2)] if stored is FP8 else []
         self.pages = Pages(zeros(D), zeros(D), torch.randperm(16).int().view(2, 8), *scales)
         for b in range(2):
-            _, k, v, _ = self.parts(b, CACHED)
-            position = torch.arange(CACHED)
+            _, k, v, _ = self.parts(b, cached)
+            position = torch.arange(cached)
             where = self.pages.tables[b, position // 64].long() * 64 + position % 64
             write_pages(self.pages.keys, k.float(), where, self.pages.key_scales)
             write_pages(self.pages.values, v.float(), where, self.pages.value_scales)
@@ -115,7 +116,9 @@ class Case:
         y = torch.randn(2, rows, self.heads.width)  # rows without a token have other numbers each time
         for b in range(2):
             y[b, : lengths[b]] = self.y[b, at[b] : at[b] + lengths[b]]
-        out = torch.zeros(2 * rows, HEADS * D).bfloat16()
+        out = torch.zeros(2 * rows, HEADS * D)
+        if pages.keys.dtype is not torch.float32:  # else the interpreter shows results as they were before rounding
+            out = out.bfloat16()
         zero = torch.zeros(2, dtype=torch.int32)
         sequences = Sequences(rows, zero, torch.tensor(at).int(), torch.tensor(lengths).int(), zero)
         space = Workspace.allocate(1, 2 * KV_HEADS * rows * 4, "cpu")
@@ -157,10 +160,10 @@ SHARES: list[dict[str, Any]] = [
 
 
 def check_shares(stored: torch.dtype) -> None:
-    case = Case(stored)
-    for at, lengths in (((CACHED, CACHED - 60), (3, 2)), ((CACHED - 1, 3), (1, 1))):
+    case = Case(stored, LONG)
+    for at, lengths in (((LONG, CACHED), (3, 2)), ((LONG - 1, 3), (1, 1))):
         expected = case.run(copy.deepcopy(case.pages), at, lengths, max(lengths))
-        for settings in SHARES if stored is torch.bfloat16 else SHARES[2:5:2]:
+        for settings in SHARES if stored is torch.float32 else SHARES[2:5:2]:
             found = shared_out(settings, case, at, lengths)
             assert torch.equal(found, expected), settings
     # a longer bucket, in which the slots behind the context have nothing to do
@@ -171,14 +174,14 @@ def check_shares(stored: torch.dtype) -> None:
 def check_sight(options: dict[str, Any]) -> None:
     from stoker.ops.triton.attention import Sight
 
-    case, sight = Case(torch.bfloat16), Sight(**options)
-    at, lengths = (CACHED, 60), (5, 3)
+    case, sight = Case(torch.float32, LONG), Sight(**options)
+    at, lengths = (LONG, 60), (5, 3)
     expected = case.run(copy.deepcopy(case.pages), at, lengths, 5, sight=sight)
     for settings in SHARES[2:5:2]:
         assert torch.equal(shared_out(settings, case, at, lengths, sight), expected), settings
     for b, (cached, count) in enumerate(zip(at, lengths, strict=True)):
         reference = case.expected(b, cached + count, sight.whole_block and cached, sight.window)[cached:]
-        assert float((expected[b, :count].double() - reference).norm() / reference.norm()) < 2.0**-5
+        assert float((expected[b, :count].double() - reference).norm() / reference.norm()) < 2.0**-7
 
 
 def shared_out(

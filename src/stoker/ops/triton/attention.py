@@ -502,7 +502,7 @@ def attention(
 
 
 def _stored(pages: Pages) -> torch.dtype:
-    """The interpreter rounds bf16 towards zero; with fp32 pages it shows the kernel's own error."""
+    """The interpreter rounds bf16 towards zero; with fp32 pages and results it shows the kernel's own error and order."""
     return torch.float32 if INTERPRETED and pages.keys.dtype is torch.float32 else torch.bfloat16
 
 
@@ -522,7 +522,7 @@ def _check(
     tokens: int,
 ) -> None:
     check("y", y, (tokens, heads.width), torch.float32, y)
-    check("out", out, (tokens, heads.count * heads.dim), torch.bfloat16, y)
+    check("out", out, (tokens, heads.count * heads.dim), _stored(pages), y)
     fp8 = pages.key_scales is not None
     dtype = torch.float8_e4m3fn if fp8 else _stored(pages)
     page = pages.keys.shape[1]
