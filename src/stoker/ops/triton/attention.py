@@ -502,7 +502,7 @@ def attention(
 
 
 def _stored(pages: Pages) -> torch.dtype:
-    """The interpreter rounds bf16 towards zero; with fp32 pages and results it shows the kernel's own error and order."""
+    """The interpreter rounds bf16 towards zero; with fp32 pages and results it shows the kernel's own error."""
     return torch.float32 if INTERPRETED and pages.keys.dtype is torch.float32 else torch.bfloat16
 
 
