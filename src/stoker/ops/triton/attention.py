@@ -29,6 +29,7 @@ from stoker.ops.triton.launch import (
     check,
     check_workspace,
     dependent,
+    pick,
     register_limit,
 )
 from stoker.ops.triton.products import e4m3, wait_for_inputs
@@ -39,8 +40,10 @@ JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by i
 PART_COLUMNS = 64  # fewest columns of a program: those of one matrix instruction
 FEW_PROGRAMS = 16  # programs of a leaf up to which tokens and columns are parted further
 LOG2_E = 1.4426950408889634
-NVIDIA = {"BLOCK": 64, "num_warps": 4, "num_stages": 1}
-AMD = {"BLOCK": 32, "num_warps": 8, "num_stages": 1}  # less local memory
+NVIDIA = {"BLOCK": 64, "num_warps": 4}
+AMD = {"BLOCK": 32, "num_warps": 8}  # less local memory
+# leaves of a split that are in shared memory or on their way there, where there is enough of it
+STAGED, UNSTAGED = {"PIPELINED": True, "num_stages": 2}, {"PIPELINED": False, "num_stages": 1}
 JOIN_COLUMNS, JOIN_AHEAD = 64, 32  # of the separate launch: columns of a program, slots asked for at a time
 
 
@@ -301,7 +304,7 @@ def attention_kernel(
     LEAVES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
     LEAST: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
+    PIPELINED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (s, b * kv_heads + g, t * PARTS + p): slot s, which is LEAVES leaves of keys, of kv head g of sequence b
     for its t-th TILE tokens and the p-th part of the columns."""
@@ -309,8 +312,10 @@ def attention_kernel(
     KEY_AT: tl.constexpr = HEADS * Q_WIDTH
     KEYS: tl.constexpr = LEAVES * BLOCK
     COLUMNS: tl.constexpr = D // PARTS
-    EARLY: tl.constexpr = TILE == 1  # keys are on their way before they are needed; with more queries registers do not
-    EARLY_VALUES: tl.constexpr = EARLY and PARTS > 1  # hold them, nor values of many columns
+    # keys are on their way before they are needed, in registers or by the loop's stages in shared memory; with more
+    # queries registers do not hold them, nor values of many columns
+    EARLY: tl.constexpr = TILE == 1 and not PIPELINED
+    EARLY_VALUES: tl.constexpr = EARLY and PARTS > 1
     wait_for_inputs(PDL)
     slot = tl.program_id(0)
     sequence = tl.program_id(1) // KV_HEADS
@@ -391,14 +396,18 @@ def attention_kernel(
             top = tl.full((TILE * GROUP_PADDED,), -1e30, tl.float32)
             total = tl.zeros((TILE * GROUP_PADDED,), tl.float32)
             out = tl.zeros((TILE * GROUP_PADDED, COLUMNS), tl.float32)
-            page = tl.load(table_ptr + tl.minimum(begin + BLOCK, stop - 1) // PAGE)  # of the next leaf
+            if not PIPELINED:
+                page = tl.load(table_ptr + tl.minimum(begin + BLOCK, stop - 1) // PAGE)  # of the next leaf
             for start in range(begin, limit, BLOCK):
                 after, there = start + BLOCK, start + key < limit
+                if PIPELINED:
+                    place = (tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE) * KV_HEADS + kv_head
                 if not EARLY:
                     k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
                 v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, there, KV_HEADS, D, FP8_PAGES)
-                place = (page * PAGE + after % PAGE) * KV_HEADS + kv_head
-                page = tl.load(table_ptr + tl.minimum(after + BLOCK, stop - 1) // PAGE)
+                if not PIPELINED:
+                    place = (page * PAGE + after % PAGE) * KV_HEADS + kv_head
+                    page = tl.load(table_ptr + tl.minimum(after + BLOCK, stop - 1) // PAGE)
                 seen = _seen(start + key, cached + token, stop, WHOLE, WINDOW)
                 leaf_top, weights, leaf_total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT)
                 if EARLY:  # the next leaf's keys are on their way while this one is computed
@@ -467,10 +476,12 @@ def attention(
     tiles, parts = triton.cdiv(sequences.rows, tile), 1
     while leaves == 1 and 2 * parts * PART_COLUMNS <= heads.dim and 2 * parts * groups * tiles <= FEW_PROGRAMS:
         parts *= 2
+    fp8 = pages.key_scales is not None  # whose values go through registers anyway
+    stages = UNSTAGED if leaves == 1 or fp8 else pick(y.device, STAGED, UNSTAGED, UNSTAGED)
     join = leaves == 1 and partials.splits <= JOINED_AT_ONCE
     if join:
         check_workspace(workspace, 0, groups * tiles * parts)
-    keys, values, fp8 = pages.keys, pages.values, pages.key_scales is not None
+    keys, values = pages.keys, pages.values
     if fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     shape: dict[str, Any] = {
@@ -487,7 +498,7 @@ def attention(
         HALF=weights.cos.shape[1], EPS=weights.eps, SCALE=heads.dim**-0.5 * LOG2_E, PAGE=pages.keys.shape[1],
         GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)), FP8_PAGES=fp8,
         JOIN=join, MAX=E4M3_MAX, LEAST=SMALLEST_SCALE,
-        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **math,
+        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **stages, **math,
         **dependent(y.device, pdl),
     )  # fmt: skip
     if not join:

@@ -193,7 +193,7 @@ def _drafter() -> list[Variant]:
     context = {"LAYERS": 6, "KV_HEADS": 8, "D": 128, "HALF": 64, "PAGE": 64, "EPS": 1e-6, "num_warps": 4, **PLAIN}
     types = {**TYPES, "values_ptr": "*bf16", "norms_ptr": "*fp32"}
     return [
-        Variant("attention of a window", attention.attention_kernel, values, block.types, block.amd),
+        Variant("attention of a window", attention.attention_kernel, values, block.types, block.amd, block.little),
         Variant("remember", drafter.remember_kernel, context, types),
         Variant(
             "swiglu", drafter.swiglu_kernel,
@@ -205,7 +205,7 @@ def _drafter() -> list[Variant]:
 def _short_attention() -> Variant:
     """Every leaf a program of its own, a quarter of the columns each."""
     split = _attention(fp8=False)
-    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1, "JOIN": True}
+    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1, "JOIN": True, **attention.UNSTAGED}
     amd = {**split.amd, "LEAVES": 1, "FOLD": 8}
     return Variant("attention of a short context", attention.attention_kernel, values, split.types, amd)
 
@@ -214,14 +214,15 @@ def _attention(fp8: bool) -> Variant:
     values = {
         **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64, "LEAVES": 4,
         "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": False, "MAX": 448.0, "LEAST": 2.0**-100,
-        "STORED": tl.bfloat16, "DOT": tl.bfloat16, **attention.NVIDIA, **PLAIN,
+        "STORED": tl.bfloat16, "DOT": tl.bfloat16, **attention.NVIDIA,
+        **(attention.UNSTAGED if fp8 else attention.STAGED), **PLAIN,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"
     types = {**TYPES, "keys_ptr": pages, "values_ptr": pages}
     types |= dict.fromkeys(("key_scales_ptr", "value_scales_ptr"), "*bf16")
     return Variant(
         f"attention {'FP8' if fp8 else 'BF16'} keys", attention.attention_kernel, values, types,
-        {**attention.AMD, "LEAVES": 8},
+        {**attention.AMD, **attention.UNSTAGED, "LEAVES": 8}, attention.UNSTAGED,
     )  # fmt: skip
 
 
