@@ -96,6 +96,7 @@ class Decode:
             self.done += 1
             return
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.once()
             self.once()

@@ -31,6 +31,7 @@ def read(words: Tensor, out: Tensor) -> None:
 def graph_us(calls: Sequence[Callable[[], Any]], repeat: int = 7) -> float:
     """Microseconds per call, the median of replays of a graph of all calls."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # for what the calls read
     with torch.cuda.stream(stream):
         calls[0]()
     torch.cuda.synchronize()
