@@ -57,7 +57,7 @@ GATE_UP: list[Setting] = [
 ]
 LONG: list[Setting] = [
     {},
-    {"STAGED": attention_file.UNSTAGED},
+    {"LONG": attention_file.STAGED},
     {"TOKENS": 1},
     {"JOIN_COLUMNS": 32},
     {"JOIN_COLUMNS": 128},
@@ -130,11 +130,10 @@ def tune_deltanet(batch: int, count: int) -> list[dict[str, Any]]:
     inputs.sequences.replay.fill_(count)
     y = torch.randn(bucket.tokens, buffers.projected[LINEAR].shape[1], device=DEVICE)
     found = []
-    for limit in (None, 168, 128):
-        extra = {} if limit is None else {"maxnreg": limit}
-        with patch.object(deltanet_file, "_fusion", lambda device, extra=extra: {"enable_fp_fusion": False, **extra}):
+    for limit in (128, 168, 255):
+        with patch.object(deltanet_file, "register_limit", lambda _, limit=limit: {"maxnreg": limit}):
             calls = [partial(case.launch, y, inputs, buffers, state) for state in states]
-            found.append({"setting": extra, "us": _try(partial(graph_us, calls, 5))})
+            found.append({"setting": {"maxnreg": limit}, "us": _try(partial(graph_us, calls, 5))})
     return _sorted(f"deltanet B={batch} T={count}", found)
 
 

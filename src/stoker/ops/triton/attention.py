@@ -44,6 +44,7 @@ NVIDIA = {"BLOCK": 64, "num_warps": 4}
 AMD = {"BLOCK": 32, "num_warps": 8}  # less local memory
 # leaves of a split that are in shared memory or on their way there, where there is enough of it
 STAGED, UNSTAGED = {"PIPELINED": True, "num_stages": 2}, {"PIPELINED": False, "num_stages": 1}
+LONG = UNSTAGED
 JOIN_COLUMNS, JOIN_AHEAD = 64, 32  # of the separate launch: columns of a program, slots asked for at a time
 
 
@@ -477,7 +478,7 @@ def attention(
     while leaves == 1 and 2 * parts * PART_COLUMNS <= heads.dim and 2 * parts * groups * tiles <= FEW_PROGRAMS:
         parts *= 2
     fp8 = pages.key_scales is not None  # whose values go through registers anyway
-    stages = UNSTAGED if leaves == 1 or fp8 else pick(y.device, STAGED, UNSTAGED, UNSTAGED)
+    stages = UNSTAGED if leaves == 1 or fp8 else pick(y.device, LONG, UNSTAGED, UNSTAGED)
     join = leaves == 1 and partials.splits <= JOINED_AT_ONCE
     if join:
         check_workspace(workspace, 0, groups * tiles * parts)

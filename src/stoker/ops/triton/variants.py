@@ -173,7 +173,7 @@ def _deltanet(shape: Shape) -> Variant:
     values = {
         **DELTA, "WIDTH": shape.rows, "AB_WIDTH": shape.rows, "AB_AT": 20480,
         "EPS": 1e-6, "L2": 1e-6, "SCALE": 128**-0.5,
-        "num_warps": deltanet.warps(128), **PLAIN,
+        "num_warps": deltanet.warps(128), "maxnreg": 168, **PLAIN,
     }  # fmt: skip
     return Variant("deltanet", deltanet.deltanet_kernel, values, TYPES)
 
