@@ -58,7 +58,7 @@ class Routing:
         fp32, pairs = torch.float32, tokens * top_k
         return cls(
             inverse_rms=empty(tokens, dtype=fp32),
-            experts=empty(tokens, top_k).zero_(),  # what a row of NaN leaves as it is must stay in bounds
+            experts=empty(tokens, top_k),
             weights=empty(tokens, top_k, dtype=fp32),
             shared=empty(tokens, dtype=fp32),
             tile_expert=empty(pairs),
@@ -79,54 +79,41 @@ class Routing:
 def _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, lengths_ptr, first, tokens, block_rows,
             EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
             SHARED: tl.constexpr, RENORMALIZE: tl.constexpr, PADS: tl.constexpr):  # fmt: skip
-    """Experts of tokens first..first + 7: always eight rows, so that every sum has one shape.
-
-    Experts are [parts, tokens, 128]: a warp has all of a token, so that none waits for another while ranks follow.
-    """
-    WIDE: tl.constexpr = min(PADDED, 128)
-    PARTS: tl.constexpr = PADDED // WIDE
+    """Experts of tokens first..first + 7: always eight rows, so that every sum has one shape."""
     token = first + tl.arange(0, 8)
     ok = token < tokens
-    r = tl.arange(0, 8 * PARTS)[:, None]
-    column = r // 8 * WIDE + tl.arange(0, WIDE)[None, :]
-    row = first + r % 8
+    expert = tl.arange(0, PADDED)[None, :]
     inverse = tl.load(rms_ptr + token, mask=ok, other=0.0, cache_modifier=".cg")
-    logits = tl.zeros((8 * PARTS, WIDE), tl.float32)
+    logits = tl.zeros((8, PADDED), tl.float32)
     gate = tl.zeros((8,), tl.float32)
     for p in tl.static_range(SPLIT):
-        at = partial_ptr + (p * tokens + row) * ROWS + column
-        logits += tl.load(at, mask=(row < tokens) & (column < EXPERTS), other=0.0, cache_modifier=".cg")
+        at = partial_ptr + (p * tokens + token) * ROWS
+        logits += tl.load(at[:, None] + expert, mask=ok[:, None] & (expert < EXPERTS), other=0.0, cache_modifier=".cg")
         if SHARED:
-            at = partial_ptr + (p * tokens + token) * ROWS + EXPERTS
-            gate += tl.load(at, mask=ok, other=0.0, cache_modifier=".cg")
+            gate += tl.load(at + EXPERTS, mask=ok, other=0.0, cache_modifier=".cg")
     if SHARED:
         tl.store(shared_ptr + token, 1.0 / (1.0 + tl.exp(-gate * inverse)), mask=ok)
-    scale = tl.load(rms_ptr + row, mask=row < tokens, other=0.0, cache_modifier=".cg")
-    scores = tl.where(column < EXPERTS, logits * scale, float("-inf"))
-    left = tl.reshape(scores, (PARTS, 8, WIDE))
-    expert = tl.reshape(column, (PARTS, 8, WIDE))
-    ranks = tl.full((PARTS, 8, WIDE), -1, tl.int32)
-    highest = tl.max(tl.max(left, 2), 0)
+    left = tl.where(expert < EXPERTS, logits * inverse[:, None], float("-inf"))
+    highest = tl.max(left, 1)
     total = tl.zeros((8,), tl.float32)
     if not RENORMALIZE:
-        total = tl.sum(tl.sum(tl.exp(left - highest[None, :][:, :, None]), 2), 0)
-    for rank in tl.static_range(TOP_K):
-        best = tl.max(tl.max(left, 2), 0)
-        index = tl.min(tl.min(tl.where(left == best[None, :][:, :, None], expert, PADDED), 2), 0)
-        chosen = expert == index[None, :][:, :, None]  # nowhere in a row of NaN, which has no best
-        ranks = tl.where(chosen, rank, ranks)
-        left = tl.where(chosen, float("-inf"), left)
+        total = tl.sum(tl.exp(left - highest[:, None]), 1)
+    found = ()
+    for _ in tl.static_range(TOP_K):
+        best = tl.max(left, 1)
+        index = tl.min(tl.where(left == best[:, None], expert, PADDED), 1)
+        index = tl.minimum(index, EXPERTS - 1)  # a row of NaN has no best; what follows must stay in bounds
+        left = tl.where(expert == index[:, None], float("-inf"), left)
+        likelihood = tl.exp(best - highest)
         if RENORMALIZE:
-            total += tl.exp(best - highest)
-    # stored from where they are found: to bring them together, warps would have to exchange them
-    likely = tl.exp(tl.reshape(scores, (PARTS, 8, WIDE)) - highest[None, :][:, :, None]) / total[None, :][:, :, None]
-    ranks, likely = tl.reshape(ranks, (8 * PARTS, WIDE)), tl.reshape(likely, (8 * PARTS, WIDE))
-    real = row < tokens
+            total += likelihood
+        found += (index, likelihood)
+    real = ok
     if PADS:
-        real = row % block_rows < tl.load(lengths_ptr + row // block_rows, mask=row < tokens, other=0)
-    at, there = row * TOP_K + ranks, (row < tokens) & (ranks >= 0)
-    tl.store(experts_ptr + at, tl.where(real, column, -1), mask=there)
-    tl.store(weights_ptr + at, tl.where(real, likely, 0.0), mask=there)
+        real = token % block_rows < tl.load(lengths_ptr + token // block_rows, mask=ok, other=0)
+    for rank in tl.static_range(TOP_K):
+        tl.store(experts_ptr + token * TOP_K + rank, tl.where(real, found[2 * rank], -1), mask=ok)
+        tl.store(weights_ptr + token * TOP_K + rank, tl.where(real, found[2 * rank + 1] / total, 0.0), mask=ok)
 
 
 @triton.jit
@@ -286,7 +273,7 @@ def launch_shape(tokens: int, hidden: int, kind: Kind) -> dict[str, Any]:
         "CHUNK": chunk_size(groups // (slices * split)),
         "AHEAD": 1,
         "num_warps": slices,
-        **register_limit(168 if tokens > 8 else 128 if kind.tiles > 1 else 96),
+        **register_limit(128 if kind.tiles > 1 else 96),
     }
 
 
