@@ -17,8 +17,12 @@ def device_name() -> str:
 
 def record(name: str, path: str | None, arguments: Sequence[str] | None = None, **found: Any) -> dict[str, Any]:
     """`name` is the benchmark's file, `arguments` those it was called with if not the process's own."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--json" in words:  # where a file lay is nobody's business
+        at = words.index("--json")
+        del words[at : at + 2]
     result = {
-        "command": f"python benchmarks/{name}.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
+        "command": " ".join(["python", f"benchmarks/{name}.py", *words]),
         "date": datetime.date.today().isoformat(),
         "device": device_name(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},

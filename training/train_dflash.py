@@ -12,10 +12,10 @@ from torch import Tensor
 from training import loop
 from training.config import SHAPES
 from training.dflash import Drafter, block_weights
+from training.imitation import imitation
 from training.model import Model
 from training.quantize import train_for_int4
 from training.state import fill, load_weights
-from training.train_mtp import imitation
 from training.train_trunk import prepare
 
 BLOCKS = 32  # anchors per row

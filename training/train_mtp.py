@@ -5,24 +5,14 @@ The run directory holds trunk and head together. With --start DIR it goes on fro
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from training import loop
+from training.imitation import draft_loss
 from training.model import Model
 from training.quantize import train_for_int4
 from training.state import fill, fill_mtp, load_weights
 from training.train_trunk import prepare
-
-DEPTH_WEIGHTS = (1.0, 0.8, 0.3)
-SHARPNESS = 2.0  # the trunk's logits times this: a draft counts if it is the likeliest token, the tail does not
-
-
-def imitation(logits: Tensor, wanted: Tensor, weights: Tensor, sharpness: float = 1.0) -> Tensor:
-    """Cross entropy against the trunk's distribution at the same place: logits both [B, T, V], weights [B, T]."""
-    target = torch.softmax(sharpness * wanted.float(), dim=-1)
-    losses = -(target * F.log_softmax(logits.float(), dim=-1)).sum(-1)
-    return (losses * weights).sum() / weights.sum().clamp(min=1.0)
 
 
 def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float) -> dict[str, Tensor]:
@@ -30,21 +20,9 @@ def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float) -> di
     with torch.no_grad():
         hidden = model(inputs).hidden
         wanted = model.lm_head(hidden)  # row t: the trunk's view of token t + 1
-        best = wanted.argmax(-1)
-    depth = len(DEPTH_WEIGHTS)
-    length = inputs.shape[1] - depth  # rows whose every draft has a known outcome
-    embeddings = [model.embed_tokens(inputs[:, 1 + ahead : 1 + ahead + length]) for ahead in range(depth)]
-    outputs, spread = model.mtp(embeddings, hidden[:, :length])
-    total = balance * spread
-    found: dict[str, Tensor] = {}
-    for ahead, (out, share) in enumerate(zip(outputs, DEPTH_WEIGHTS, strict=True)):
-        rows = slice(1 + ahead, 1 + ahead + length)  # draft at t guesses what the trunk says at t + 1 + ahead
-        logits = model.lm_head(out)
-        total = total + share * imitation(logits, wanted[:, rows], weights[:, rows], SHARPNESS)
-        read = weights[:, rows] > 0.5  # what the assistant writes
-        hits = (logits.argmax(-1) == best[:, rows])[read].float()
-        found[f"agree_{ahead + 1}"] = hits.mean()
-    return {"loss": total, **found}
+    found = draft_loss(model, inputs, hidden, wanted, weights)
+    found["loss"] = found["loss"] + balance * found.pop("spread")
+    return found
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Trains the trunk: python -m training.train_trunk --run build/training/trunk --minutes 9
 
 Repeat the same command until it says that all steps are done. With --weights DIR a new run starts from the trunk of
-another one (longer rows, INT4 fine-tuning).
+another one (longer rows, INT4 fine-tuning). With --mtp SHARE the MTP head of --start learns together with the trunk,
+whose hidden states then come to say more about the tokens after the next.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from training import loop
 from training.config import SHAPES
+from training.imitation import draft_loss
 from training.model import Model
 from training.quantize import train_for_int4
-from training.state import PROGRESS, fill, load_weights
+from training.state import PROGRESS, fill, fill_mtp, load_weights
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -23,17 +25,24 @@ def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     return (losses * weights.flatten()).sum() / weights.sum().clamp(min=1.0)
 
 
-def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float) -> dict[str, Tensor]:
-    out = model(tokens[:, :-1])
-    text = cross_entropy(model.lm_head(out.hidden), tokens[:, 1:], weights)
-    return {"loss": text + balance * out.balance, "text": text.detach(), "balance": out.balance.detach()}
+def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float, mtp: float = 0.0) -> dict[str, Tensor]:
+    inputs = tokens[:, :-1]
+    out = model(inputs)
+    logits = model.lm_head(out.hidden)
+    text = cross_entropy(logits, tokens[:, 1:], weights)
+    found = {"loss": text + balance * out.balance, "text": text.detach(), "balance": out.balance.detach()}
+    if mtp > 0.0:
+        drafts = draft_loss(model, inputs, out.hidden, logits.detach(), weights)
+        found["loss"] = found["loss"] + mtp * drafts.pop("loss") + balance * drafts.pop("spread")
+        found |= drafts
+    return found
 
 
 def prepare(plan: loop.Plan) -> Model:
-    """A new trunk on the training device. Its MTP head waits: it is trained alone, later."""
+    """A new trunk on the training device. Its MTP head waits to be trained alone, or learns along."""
     torch.manual_seed(plan.seed)
     model = Model(SHAPES[plan.shape].model, dispatch=plan.dispatch)  # type: ignore[arg-type]
-    model.mtp.requires_grad_(False)
+    model.mtp.requires_grad_(plan.mtp > 0.0)
     model.to(loop.device())
     if plan.compile:
         for layer in model.layers:  # layers of one kind share their compiled code
@@ -57,10 +66,12 @@ def main() -> None:
     model = prepare(plan)
     if options.weights and not (options.run / PROGRESS).exists():
         fill(model, load_weights(options.weights))
+        if options.start:
+            fill_mtp(model, load_weights(options.start))
     print(f"{sum(p.numel() for p in model.trunk_parameters()):,} parameters on {loop.device()}", flush=True)
     loop.train(
         model,
-        lambda tokens, weights: loss_of(model, tokens, weights, plan.balance),
+        lambda tokens, weights: loss_of(model, tokens, weights, plan.balance, plan.mtp),
         plan,
         options.run,
         options.minutes,

@@ -177,6 +177,31 @@ def test_both_drafters_learn_from_the_trunk_and_are_served(trunk: Path, rows: Mi
     assert isinstance(load_drafter(tmp_path / "out" / "dflash", loaded.config), nn.Module)
 
 
+def test_trunk_and_mtp_head_can_learn_together(rows: Mixture, tmp_path: Path) -> None:
+    plan = replace(PLAN, steps=30, warmup=5, mtp=0.3)
+    model = train_trunk.prepare(plan)
+    tokens, weights = (torch.from_numpy(part) for part in rows.batch(0, 0, 2, 64))
+    alone, both = (train_trunk.loss_of(model, tokens, weights, plan.balance, share) for share in (0.0, plan.mtp))
+    assert torch.equal(alone["text"], both["text"])
+    (both["loss"] - alone["loss"]).backward()  # what the drafts ask for reaches the trunk
+    reached = [p.grad for name, p in model.named_parameters() if name.startswith("layers.0.mlp.shared_expert.")]
+    assert reached
+    assert all(grad is not None and float(grad.abs().max()) > 0 for grad in reached)
+    model.zero_grad()
+    loop.train(
+        model,
+        lambda tokens, weights: train_trunk.loss_of(model, tokens, weights, plan.balance, plan.mtp),
+        plan,
+        tmp_path / "together",
+        minutes=5,
+        rows=rows,
+        log_every=5,
+    )
+    first, *_, last = logged(tmp_path / "together")
+    assert last["text"] < first["text"]
+    assert last["loss"] - last["text"] < 0.9 * (first["loss"] - first["text"])
+
+
 def test_the_demo_fits_its_budget() -> None:
     """With room for tokenizer, headers and configuration."""
     assert sum(stored for _, stored in byte_budget(DEMO).values()) <= LIMIT - 2**19
