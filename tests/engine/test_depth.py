@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from stoker.engine.drafting import distinct_experts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO
+from stoker.engine.runner import distinct_experts
 from stoker.errors import RequestError
 from stoker.model.decoder import Decoder
 from stoker.model.experts import SparseMlp

@@ -44,6 +44,10 @@ class StepRunner(Protocol):
     def verify(self, blocks: list[Block]) -> Emitted:
         """One step: the newest token of each block and its drafts, or tokens to compute again."""
 
+    def distinct_experts(self, tokens: int) -> float | None:
+        """That the last forward read, per layer on average; None if it was not one over so many tokens. Never fewer
+        than there were: who counts reads may count an expert twice that was read twice."""
+
 
 class Backend(Protocol):
     @property

@@ -1,15 +1,12 @@
 """Asking the drafter for guesses and, for requests that leave it open, the depth controller for how many to verify."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-
-import torch
 
 from stoker.engine.block import Block
 from stoker.engine.request import AUTO, Sequence
 from stoker.model.decoder import Decoder
-from stoker.model.experts import SparseMlp
 from stoker.speculate.depth import DepthController
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
@@ -19,11 +16,13 @@ from stoker.speculate.reads import step_bytes
 class Drafting:
     """One step after another: `propose`, then `observe` what came of it."""
 
-    def __init__(self, model: Decoder, drafter: Drafter, max_depth: int) -> None:
-        self._model, self._drafter = model, drafter
+    def __init__(
+        self, model: Decoder, drafter: Drafter, max_depth: int, distinct_experts: Callable[[int], float | None]
+    ) -> None:
+        """`distinct_experts` is the runner's."""
+        self._model, self._drafter, self._distinct_experts = model, drafter, distinct_experts
         self.controller: DepthController | None = None  # made for the first request that asks for it
         self._max_depth, self._vocab_size = min(max_depth, drafter.max_depth), model.config.vocab_size
-        self._sparse: list[SparseMlp] = []
         self._adaptive: list[Block] = []  # of the step under way
         self._seconds = 0.0
 
@@ -31,7 +30,6 @@ class Drafting:
         """Requests with depth "auto" are about to come."""
         if self.controller is None:
             self.controller = DepthController(step_bytes(self._model), self._drafter.costs)
-            self._sparse = [module for module in self._model.layers.modules() if isinstance(module, SparseMlp)]
 
     def propose(self, blocks: Many[Block]) -> None:
         """Puts drafts into the blocks of a step; what a mask forces is there already and stays."""
@@ -72,7 +70,7 @@ class Drafting:
         says nothing about its choices."""
         if self.controller and self._adaptive and len(self._adaptive) == len(blocks):
             tokens = [emitted[block.sequence.id] for block in self._adaptive]
-            experts = distinct_experts(self._sparse, sum(len(block.tokens) for block in blocks))
+            experts = self._distinct_experts(sum(len(block.tokens) for block in blocks))
             self.controller.observe(tokens, step_s - self._seconds, self._seconds, experts)
 
     def forget(self, sequence: Sequence) -> None:
@@ -100,17 +98,6 @@ class Drafting:
             return [next(more) if own else True for own in adaptive]
 
         return go_on
-
-
-def distinct_experts(layers: Many[SparseMlp], tokens: int) -> float | None:
-    """Per layer on average, in the forward over these `tokens` just done; None if that cannot be told."""
-    if tokens == 1 and layers:
-        return float(layers[0].moe.top_k)
-    routed = [layer.routed.flatten() for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
-    if not routed:
-        return None
-    touched = torch.zeros(len(routed), layers[0].moe.num_experts, device=routed[0].device)
-    return float(touched.scatter_(1, torch.stack(routed).long(), 1.0).sum()) / len(routed)
 
 
 def depth_limit(sequence: Sequence, max_depth: int) -> int:

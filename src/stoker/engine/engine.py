@@ -60,7 +60,7 @@ class Engine:
         self._runner: StepRunner = (
             backend.runner(self.scheduler) if backend else Runner(model, cache, drafter, self.scheduler)
         )
-        self._drafting = Drafting(model, drafter, config.max_depth) if drafter else None
+        self._drafting = Drafting(model, drafter, config.max_depth, self._runner.distinct_experts) if drafter else None
         self._cache_bytes = tensor_bytes(self._cache.layers) + self.scheduler.snapshot_bytes
         self._totals = Totals()
         self._next_id = 0

@@ -1,5 +1,8 @@
 """One forward of the model: what goes in, which tokens come out, what the drafter and the prefix cache get of it."""
 
+from collections.abc import Sequence as Many
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,7 @@ from stoker.engine.scheduler import Scheduler
 from stoker.model.batch import Batch
 from stoker.model.cache import Cache
 from stoker.model.decoder import Decoder
+from stoker.model.experts import SparseMlp
 from stoker.ops.family import Family
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.sampler import Row, choose
@@ -62,6 +66,14 @@ class Runner:
                 self._scheduler.keep_output(block.sequence)
         return emitted
 
+    def distinct_experts(self, tokens: int) -> float | None:
+        """In the last forward, if that was one over so many tokens."""
+        return distinct_experts(self._sparse, tokens)
+
+    @cached_property
+    def _sparse(self) -> list[SparseMlp]:
+        return [module for module in self._model.layers.modules() if isinstance(module, SparseMlp)]
+
     def _targets(self, batch: Batch, hidden: Tensor, blocks: list[Block]) -> tuple[Tensor, list[int]]:
         """Logits [R, vocab] of the rows to verify, and the model's choice after each."""
         if not all(block.verifies for block in blocks):
@@ -87,3 +99,14 @@ class Runner:
             keep = place < counts[batch.sequence]
             batch, hidden, taps = batch.select(keep), hidden[keep], taps[keep]
         self._drafter.observe(batch, hidden, taps, after)
+
+
+def distinct_experts(layers: Many[SparseMlp], tokens: int) -> float | None:
+    """Per layer on average, in the forward over these `tokens` just done; None if that cannot be told."""
+    if tokens == 1 and layers:
+        return float(layers[0].moe.top_k)
+    routed = [layer.routed.flatten() for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
+    if not routed:
+        return None
+    touched = torch.zeros(len(routed), layers[0].moe.num_experts, device=routed[0].device)
+    return float(touched.scatter_(1, torch.stack(routed).long(), 1.0).sum()) / len(routed)

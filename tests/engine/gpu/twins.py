@@ -214,8 +214,14 @@ def route(
     chances = logits.softmax(-1)
     weights, experts_ = chances.topk(routing.top_k)
     routing.inverse_rms.copy_(inverse)
-    routing.experts.copy_(experts_)
-    routing.weights.copy_(weights / weights.sum(-1, keepdim=True) if renormalize else weights)
+    real = torch.ones(len(x), 1, dtype=torch.bool)
+    if sequences is not None and len(x) > 1:
+        real = (torch.arange(sequences.rows) < sequences.lengths[:, None]).view(-1, 1)
+    routing.experts.copy_(torch.where(real, experts_, -1))
+    weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    routing.weights.copy_(torch.where(real, weights, 0.0))
+    pairs = routing.experts[routing.experts >= 0].unique(return_counts=True)[1]
+    routing.tile_count.fill_(int((-(-pairs // 8)).sum()))
 
 
 def experts(
@@ -239,7 +245,7 @@ def experts(
 
     total = torch.zeros_like(x)
     for rank in range(routing.top_k):
-        chosen = routing.experts[:, rank].long()
+        chosen = routing.experts[:, rank].clamp(min=0).long()  # rows that pad a batch have none, and no weight
         total += routing.weights[:, rank, None] * expert(x, dense(gate_up)[chosen], dense(down)[chosen])
     if shared_gate_up is not None and shared_down is not None:
         both = (dense(part).expand(len(x), -1, -1) for part in (shared_gate_up, shared_down))

@@ -1,7 +1,8 @@
 """The engine's steps on the GPU: each batch goes into the smallest bucket that holds it and runs as a recorded graph.
 
 A step of greedy requests has two small reads by the host: the drafts (`drafters.py`) and the model's choices here. What
-needs more than the largest logit is chosen by the exact sampler from the logits on the device, in the same read.
+needs more than the largest logit is chosen by the exact sampler from the logits on the device, in the same read, which
+also brings how many experts were touched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,7 @@ class Program:
     def __init__(self, step: Step, tables: Tensor, upload: Upload, recorder: Recorder) -> None:
         self.step, self.bucket, self._tables, self._upload = step, step.bucket, tables, upload
         self.context: DFlashObserve | None = None
-        self._choices, self._recorder = Download(step.buffers.tokens), recorder
+        self._results, self._recorder = Download(step.buffers.results), recorder
         self._following: Upload | None = None
 
     def record(self) -> None:
@@ -99,15 +100,14 @@ class Program:
         if self.context is not None:
             self.context.run()
 
-    def choose(self, rows: Mapping[int, Row]) -> list[int]:
-        """The model's choice after every row; for `rows` as they ask for it."""
+    def choose(self, rows: Mapping[int, Row]) -> tuple[list[int], float]:
+        """The model's choice after every row, for `rows` as they ask for it; and the experts a layer read on average."""
         special = [at for at, row in rows.items() if row.allowed is not None or not is_plain(row.sampling)]
         tokens = self.step.buffers.tokens
         if special:
             at = torch.tensor(special, device=tokens.device)
             tokens[at] = choose(self.logits[at], [rows[place] for place in special]).int()
-        found: list[int] = self._choices.read().tolist()
-        return found
+        return self.step.buffers.told(self._results.read())
 
     @property
     def logits(self) -> Tensor:
@@ -133,6 +133,7 @@ class GpuRunner:
     def __init__(self, backend: GpuBackend, scheduler: Scheduler) -> None:
         """Allocates what steps need and records every bucket; nothing of that happens later."""
         self._cache, self._scheduler = backend.cache, scheduler
+        self._counted = (0, 0.0)  # of the last forward: tokens, and experts a layer read
         config, engine, weights, network = backend.config, backend.engine, backend.weights, backend.network
         device = weights.embedding.device
         longest = min(config.max_positions, engine.pages * PAGE_SIZE)
@@ -183,6 +184,12 @@ class GpuRunner:
             emitted += self._verify(group)
         return emitted
 
+    def distinct_experts(self, tokens: int) -> float | None:
+        """In the last forward, if that was one over so many tokens. Of more than eight it is an upper bound: an expert
+        of more than eight of them counts once for every eight, as often as the kernels ask for it."""
+        counted, experts = self._counted
+        return experts if counted == tokens else None
+
     def _verify(self, blocks: list[Block]) -> Emitted:
         program = self._program(len(blocks), max(len(block.tokens) for block in blocks), max(map(_reach, blocks)))
         members = [block.sequence for block in blocks]
@@ -194,7 +201,9 @@ class GpuRunner:
             if block.verifies
             for place, row in enumerate(block.rows())
         }
-        emitted, kept = settle(blocks, program.choose(rows), program.logits, firsts)
+        choices, experts = program.choose(rows)
+        self._counted = sum(len(block.tokens) for block in blocks), experts
+        emitted, kept = settle(blocks, choices, program.logits, firsts)
         program.watch(
             [sequence.slot for sequence in members],
             [following([sequence], [count]) for sequence, count in zip(members, kept, strict=True)],

@@ -21,6 +21,8 @@ from stoker.ops.triton.launch import Workspace
 from stoker.ops.triton.linear import Best
 from stoker.ops.triton.route import Routing
 
+LINE = 32  # int32 of a cache line: kernels of one layer count in it while those of another read theirs
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -121,6 +123,7 @@ class StepBuffers:
     experts: ExpertBuffers
     routing: tuple[Routing, ...]  # of each layer, for whoever counts experts
     best: Best
+    results: Tensor  # int32, for one read by the host: the tile count of each layer in a line of its own, then `tokens`
     tokens: Tensor  # [T] int32: the token with the largest logit after each row
     workspace: Workspace
 
@@ -151,6 +154,8 @@ class StepBuffers:
             outs[LINEAR] = values
         units = -(-config.vocab_size // (2 * UNIT)) * 2
         rows = max(config.vocab_size, *widths.values(), 2 * hidden) + 32
+        results = torch.zeros(layers * LINE + tokens, dtype=torch.int32, device=device)
+        counts = results[: layers * LINE].view(layers, LINE)[:, :1]
         largest = cls(
             x=zeros(hidden),
             scaled=zeros(hidden),
@@ -160,17 +165,25 @@ class StepBuffers:
             mixed={kind: zeros(width) for kind, width in outs.items()},
             partials=Partials.allocate(cells, heads, 1, device),
             experts=ExpertBuffers.allocate(tokens, moe.top_k, moe.intermediate_size, hidden, device),
-            routing=tuple(Routing.allocate(tokens, moe.top_k, device) for _ in range(layers)),
+            routing=tuple(Routing.allocate(tokens, moe.top_k, device, count) for count in counts),
             best=Best(
                 zeros(units, dtype=fp32),
                 zeros(units, dtype=torch.int32),
                 zeros(config.vocab_size, dtype=fp32) if logits else None,
             ),
-            tokens=zeros(dtype=torch.int32),
+            results=results,
+            tokens=results[layers * LINE :],
             # up to six parts of a row's sum; only projections of few rows have any
             workspace=Workspace.allocate(6 * tokens * 8192, -(-tokens // 8) * rows // UNIT + 1024, device),
         )
         return [largest._cut(bucket) for bucket in buckets]
+
+    def told(self, results: Tensor) -> tuple[list[int], float]:
+        """What the host reads in `results`: `tokens`, and how many tiles of one expert a layer had on average. Those are
+        its distinct experts; of more than eight tokens an upper bound, since an expert of many has several."""
+        lines = len(self.routing) * LINE
+        tokens: list[int] = results[lines:].tolist()
+        return tokens, sum(results[:lines:LINE].tolist()) / len(self.routing)
 
     def _cut(self, bucket: Bucket) -> "StepBuffers":
         tokens = bucket.tokens
@@ -198,6 +211,7 @@ class StepBuffers:
                 for part in self.routing
             ),
             best=Best(best.values[:tokens], best.rows[:tokens], None if best.logits is None else best.logits[:tokens]),
+            results=self.results[: len(self.routing) * LINE + tokens],
             tokens=self.tokens[:tokens],
             workspace=self.workspace,
         )

@@ -48,10 +48,16 @@ class Routing:
     shared: Tensor  # [T] fp32: the shared expert's gate
     tile_expert: Tensor  # [P] int32, -1: an empty tile
     tile_pairs: Tensor  # [P, 8] int32, -1: an unused column
-    tile_count: Tensor  # [1] int32: tiles that are not empty
+    # [1] int32: tiles that are not empty. As many as distinct experts while none has more than eight pairs, which up to
+    # eight tokens cannot be; beyond them never fewer
+    tile_count: Tensor
 
     @classmethod
-    def allocate(cls, tokens: int, top_k: int, device: torch.device | str) -> "Routing":
+    def allocate(
+        cls, tokens: int, top_k: int, device: torch.device | str, tile_count: Tensor | None = None
+    ) -> "Routing":
+        """`tile_count` [1] int32 where the counts of several layers are read together."""
+
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(*shape, dtype=dtype, device=device)
 
@@ -63,7 +69,7 @@ class Routing:
             shared=empty(tokens, dtype=fp32),
             tile_expert=empty(pairs),
             tile_pairs=empty(pairs, TILE),
-            tile_count=empty(1),
+            tile_count=empty(1) if tile_count is None else tile_count,
         )
 
     @property
