@@ -20,7 +20,7 @@ from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.gpu import graphs
 from stoker.engine.gpu.dflash import pack_dflash
 from stoker.engine.gpu.mtp import Mtp, MtpPropose
-from stoker.engine.gpu.runner import GpuBackend
+from stoker.engine.gpu.runner import GpuBackend, GpuRunner, Program
 from stoker.engine.gpu.state import Bucket
 from stoker.engine.gpu.weights import StepWeights, pack_decoder
 from stoker.engine.request import AUTO, Event, Finish
@@ -355,6 +355,45 @@ def test_a_step_reads_twice_and_records_nothing(gpu: Gpu, prompts, monkeypatch: 
         reads = 0
         engine.step()
         assert reads <= 2
+
+
+def test_the_controller_is_told_how_many_experts_a_step_touched(
+    gpu: Gpu, model: Decoder, prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests in buckets for four: what pads them counts for nothing. Eight rows and more are an upper bound."""
+    steps: list[tuple[int, bool, float]] = []
+
+    def noted(self: GpuRunner, tokens: int, own=GpuRunner.distinct_experts) -> float | None:
+        found = own(self, tokens)
+        assert found is not None
+        assert own(self, tokens + 1) is None, "another forward's"
+        [program] = [each for each in self._programs if each is forwarded[-1]]
+        chosen = [routing.experts.flatten() for routing in program.step.buffers.routing]
+        pairs = [experts[experts >= 0].unique(return_counts=True)[1] for experts in chosen]
+        assert all(int(count.sum()) == tokens * 2 for count in pairs), "rows that are no tokens chose experts"
+        exact = sum(map(len, pairs)) / len(pairs)
+        assert found == exact if tokens <= 8 else found >= exact
+        steps.append((tokens, program.bucket.tokens > tokens, found - exact))
+        return found
+
+    forwarded: list[Program] = []
+
+    def fill(self: Program, rows: Any, own=Program.fill) -> None:
+        forwarded.append(self)
+        own(self, rows)
+
+    monkeypatch.setattr(GpuRunner, "distinct_experts", noted)
+    monkeypatch.setattr(Program, "fill", fill)
+    answers = {tuple(prompt): [7] * TOKENS for prompt in prompts}
+    engine = gpu(Knowing(answers, 4))
+    for prompt in prompts[:3]:
+        engine.submit(prompt, Sampling(max_tokens=TOKENS, logit_bias={7: 1000.0}), AUTO)
+    run(engine)
+    assert any(padded for _, padded, _ in steps)
+    assert any(excess > 0 for tokens, _, excess in steps if tokens > 8)
+    stats = engine.stats().depth_controller
+    assert stats is not None
+    assert 2.0 <= stats["distinct_experts"]["measured"] <= 6.0
 
 
 @pytest.mark.parametrize(("kind", "depth"), [("mtp", 1), ("mtp", DEPTH), ("dflash", 1), ("dflash", DEPTH)])

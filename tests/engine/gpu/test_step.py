@@ -28,6 +28,10 @@ def test_agreeing_drafts_are_kept_and_the_next_step_starts_behind_them(interpret
     interpreter(check_accept)
 
 
+def test_the_host_reads_how_many_experts_a_layer_had(interpreter) -> None:
+    interpreter(check_counts)
+
+
 def test_a_dense_model_is_refused_by_name(interpreter) -> None:
     interpreter(check_dense)
 
@@ -126,6 +130,34 @@ def check_accept() -> None:
     accept(step, accepted, torch.tensor([1, 2], dtype=torch.int32))
     assert accepted.counts.tolist() == [1, 2], "assumed acceptance is taken as it is"
     assert accepted.last_rows.tolist() == [0, 4]
+
+
+def check_counts() -> None:
+    """Buckets in one memory, with a sequence that is none and rows that are no tokens: they choose no expert."""
+    from stoker.engine.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
+    from stoker.engine.gpu.step import Step
+    from stoker.engine.gpu.weights import pack_decoder
+
+    decoder = model()
+    cache = GpuCache.allocate(decoder.config, pages=4, slots=2, window=3, device="cpu")
+    weights = pack_decoder(decoder, 64)
+    buckets = [Bucket(1, 1, 1), Bucket(2, 2, 1), Bucket(2, 3, 1)]  # of one token, grouped at once, by another launch
+    shared = StepBuffers.shared(decoder.config, buckets, 2, "cpu", logits=False)
+    ids, counted = torch.tensor([5, 17, 33, 5, 20, 41]), []
+    for bucket, buffers, lengths in zip(buckets, shared, ([1], [1, 0], [3, 2]), strict=True):
+        inputs = StepInputs.allocate(bucket, 64, "cpu")
+        inputs.tables.copy_(torch.arange(4).expand(bucket.sequences, -1))
+        inputs.sequences.slots.copy_(torch.arange(bucket.sequences))
+        inputs.sequences.lengths.copy_(torch.tensor(lengths))
+        inputs.token_ids.copy_(ids[: bucket.tokens])
+        Step(decoder.config, weights, cache, bucket, inputs=inputs, buffers=buffers).forward()
+        tokens, experts = buffers.told(buffers.results.clone())
+        assert tokens == buffers.tokens.tolist()
+        chosen = [set(routing.experts.flatten().tolist()) - {-1} for routing in buffers.routing]
+        assert experts == sum(map(len, chosen)) / 2
+        counted.append(experts)
+    assert counted[:2] == [2.0, 2.0]
+    assert counted[2] > 2.0
 
 
 def check_dense() -> None:

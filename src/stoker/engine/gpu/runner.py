@@ -101,7 +101,7 @@ class Program:
             self.context.run()
 
     def choose(self, rows: Mapping[int, Row]) -> tuple[list[int], float]:
-        """The model's choice after every row, for `rows` as they ask for it; and the experts a layer read on average."""
+        """The model's choice after every row, for `rows` as they ask for it; and experts a layer, on average."""
         special = [at for at, row in rows.items() if row.allowed is not None or not is_plain(row.sampling)]
         tokens = self.step.buffers.tokens
         if special:

@@ -179,8 +179,9 @@ class StepBuffers:
         return [largest._cut(bucket) for bucket in buckets]
 
     def told(self, results: Tensor) -> tuple[list[int], float]:
-        """What the host reads in `results`: `tokens`, and how many tiles of one expert a layer had on average. Those are
-        its distinct experts; of more than eight tokens an upper bound, since an expert of many has several."""
+        """What the host reads in `results`: `tokens`, and how many tiles of one expert a layer had on average. That is
+        its number of distinct experts; of more than eight tokens an upper bound, since an expert of many has several.
+        """
         lines = len(self.routing) * LINE
         tokens: list[int] = results[lines:].tolist()
         return tokens, sum(results[:lines:LINE].tolist()) / len(self.routing)
