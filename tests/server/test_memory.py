@@ -18,7 +18,8 @@ from stoker.demo import EMBEDDED
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
 from stoker.server.memory import MEMINFO, MemoryGuard, Reading, _group_folders, read_memory
-from stoker.server.plan import plan_engine
+from stoker.server.plan import RUNTIME, plan_engine
+from stoker.speculate.choice import DraftChoice
 from tests.server.faulty import SLOW
 from tests.server.running import PATIENCE_S, Running, chat_body
 
@@ -65,6 +66,28 @@ def test_less_memory_means_fewer_pages_and_then_no_start() -> None:
         plan_engine(config(memory=100 << 20), PLENTY)
     with pytest.raises(RequestError, match="made for 8,192"):
         plan_engine(config(context=100_000), PLENTY)
+
+
+@pytest.mark.parametrize("draft", ["none", "auto"])
+def test_on_a_gpu_the_plan_has_everything_that_is_allocated_there(draft: str) -> None:
+    pytest.importorskip("triton")
+    from stoker.engine.gpu.measure import measure
+
+    asked = config(users=8, reserve=0, device="cuda", draft=draft, prefix_cache=32 << 20)
+    plan = plan_engine(asked, PLENTY)
+    names = " ".join(name for name, _ in plan.items)
+    for words in ("buffers of steps", "buffers of prompts, 512 tokens", "graphs, sampling (assumed)"):
+        assert words in names
+    assert ("buffers of drafting" in names) == (draft != "none")
+    found = measure(EMBEDDED, plan.engine, DraftChoice.parse(draft))
+    assert plan.total == found.counted + found.graphs + RUNTIME
+    less = plan.total - plan.kv_bytes // 2
+    short = plan_engine(asked, Reading(less, 2 * GIB))
+    assert 128 <= short.engine.pages < plan.engine.pages
+    found = measure(EMBEDDED, short.engine, DraftChoice.parse(draft))
+    assert found.counted + found.graphs + RUNTIME <= short.total <= less
+    with pytest.raises(RequestError, match=r"buffers of steps .* MiB, buffers of prompts"):
+        plan_engine(asked, Reading(plan.total - plan.kv_bytes, 2 * GIB))
 
 
 def test_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

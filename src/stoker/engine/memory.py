@@ -124,12 +124,19 @@ def plan(
 
 
 def tensor_bytes(holder: Any) -> int:
-    """Bytes of all tensors in a dataclass, or in a tuple or list of them."""
+    """Bytes of all tensors in a dataclass, or in a tuple or list of them. Memory that several lie in counts once."""
+    parts = [tensor.untyped_storage() for tensor in _tensors(holder)]
+    return sum({part._cdata: part.nbytes() for part in parts}.values())
+
+
+def _tensors(holder: Any) -> Iterator[Tensor]:
+    parts: Iterable[Any] = holder if isinstance(holder, tuple | list) else ()
     if isinstance(holder, Tensor):
-        return holder.nbytes
-    if is_dataclass(holder):
-        return sum(tensor_bytes(getattr(holder, field.name)) for field in fields(holder))
-    return sum(tensor_bytes(part) for part in holder) if isinstance(holder, tuple | list) else 0
+        yield holder
+    elif is_dataclass(holder):
+        parts = [getattr(holder, field.name) for field in fields(holder)]
+    for part in parts:
+        yield from _tensors(part)
 
 
 def discard(tensors: Iterable[Tensor], rows: Sequence[int]) -> int:

@@ -44,7 +44,7 @@ def load_model(
     """The trunk and, where the checkpoint has one, its MTP head, ready to compute.
 
     `dtype` is that of plain weights and of activations; it defaults to what config.json says. `progress` is told of
-    reading and then, on the CPU, of packing.
+    reading and then, on the CPU, of packing. On the device "meta" only headers are read, for whoever counts bytes.
     """
     config = ModelConfig.load(directory)
     checkpoint = Checkpoint.open(directory)
@@ -133,7 +133,7 @@ def _fill(
         for name, source in sources.items()
         if name not in plain
     }
-    infos = [checkpoint.tensors[name] for name in places]
+    infos = [checkpoint.tensors[name] for name in places] if torch.device(device).type != "meta" else []
     for info, values in read_tensors(
         infos, into=lambda info: _in_place(places[info.name], info.dtype), progress=progress
     ):

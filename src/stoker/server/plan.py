@@ -21,13 +21,17 @@ STATES_PER_USER = 16  # recurrent states the prefix cache keeps, where memory al
 CACHE_SHARE = 0.2  # of the memory for caches that those may take
 
 
+Items = tuple[tuple[str, int], ...]  # name and bytes
+Needs = tuple[int, UnitBytes, UnitBytes, Items]  # weights; a page, slot and state without and with the drafter's; more
+
+
 @dataclass(frozen=True)
 class Plan:
     """The engine's sizes, and where the memory goes."""
 
     engine: EngineConfig
     context: int  # most tokens of one request
-    items: tuple[tuple[str, int], ...]  # name and bytes
+    items: Items
     cache_bytes: int  # of the items, what the engine's own caches take
     kv_bytes: int
     state_bytes: int  # recurrent states of requests and of the prefix cache
@@ -46,17 +50,15 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     if config.context and config.context > model.max_positions:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
     choice = DraftChoice.parse(config.draft)
-    dtype = config_dtype(model)
-    drafter = _drafter_bytes(choice, model, config.directory)
-    own = UnitBytes.of(model, choice.depth, dtype, None, config.kv_dtype)
-    unit = UnitBytes.of(model, choice.depth, dtype, drafter, config.kv_dtype)
-    weights = _weight_bytes(config)
+    slots, each = config.users, -(-context // PAGE_SIZE)
+    # dense models have no kernels of their own on an accelerator
+    needs = _on_gpu if config.device.startswith("cuda") and model.moe is not None else _on_cpu
+    weights, own, unit, buffers = needs(config, model, choice, each * slots)
     reserve = reading.reserve if config.reserve is None else config.reserve
     room = max(0, reading.available - reserve)
     if config.memory is not None:
         room = min(room, config.memory)
-    budget = room - weights - RUNTIME
-    slots, each = config.users, -(-context // PAGE_SIZE)
+    budget = room - weights - RUNTIME - sum(count for _, count in buffers)
     if config.prefix_cache is None:
         states = min(STATES_PER_USER * slots, int(max(0, budget) * CACHE_SHARE) // max(1, unit.checkpoint))
     else:
@@ -70,6 +72,7 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
         (f"KV of {max(each, pages) * PAGE_SIZE:,} tokens", max(each, pages) * unit.page),
         (f"recurrent state of {slots} requests", slots * unit.slot),
         (f"prefix cache, {states} states", states * unit.checkpoint),
+        *buffers,
     )
     plan = Plan(sizes, context, items, own.total(sizes), max(each, pages) * unit.page, fixed, reading, reserve)
     if pages < each:
@@ -80,6 +83,29 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
             "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
         )
     return plan
+
+
+def _on_cpu(config: ServerConfig, model: ModelConfig, choice: DraftChoice, pages: int) -> Needs:
+    dtype = config_dtype(model)
+    drafter = _drafter_bytes(choice, model, config.directory)
+    own = UnitBytes.of(model, choice.depth, dtype, None, config.kv_dtype)
+    return _weight_bytes(config), own, UnitBytes.of(model, choice.depth, dtype, drafter, config.kv_dtype), ()
+
+
+def _on_gpu(config: ServerConfig, model: ModelConfig, choice: DraftChoice, pages: int) -> Needs:
+    """Buffers are those for `pages`; if fewer fit, their contexts are shorter and they need no more."""
+    from stoker.engine.gpu.measure import measure
+
+    sizes = EngineConfig(pages, config.users, choice.depth, checkpoints=1, kv_dtype=config.kv_dtype)
+    found = measure(config.directory, sizes, choice)
+    buffers = [
+        ("buffers of steps", found.steps),
+        (f"buffers of prompts, {sizes.prefill_budget:,} tokens at a time", found.prompts),
+        ("buffers of drafting", found.drafter),
+        ("CUDA, kernels, graphs, sampling (assumed)", found.graphs),
+    ]
+    shown = tuple((name, count) for name, count in buffers if count)
+    return found.weights, found.units(drafter=False), found.units(drafter=True), shown
 
 
 def _weight_bytes(config: ServerConfig) -> int:

@@ -367,7 +367,7 @@ def test_the_controller_is_told_how_many_experts_a_step_touched(
         found = own(self, tokens)
         assert found is not None
         assert own(self, tokens + 1) is None, "another forward's"
-        [program] = [each for each in self._programs if each is forwarded[-1]]
+        [program] = [each for each in self.programs if each is forwarded[-1]]
         chosen = [routing.experts.flatten() for routing in program.step.buffers.routing]
         pairs = [experts[experts >= 0].unique(return_counts=True)[1] for experts in chosen]
         assert all(int(count.sum()) == tokens * 2 for count in pairs), "rows that are no tokens chose experts"

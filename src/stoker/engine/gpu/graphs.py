@@ -24,9 +24,11 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.count = 0  # of what was recorded
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         """`body` as a CUDA graph. It runs once as it is, which compiles its kernels: on an empty batch, please."""
+        self.count += 1
         if self._device.type != "cuda":
             return body
         side = torch.cuda.Stream(self._device)
@@ -44,7 +46,7 @@ class Upload:
     """Numbers for a tensor on the device, written on the host and sent by one copy."""
 
     def __init__(self, target: Tensor) -> None:
-        self._target = target
+        self.target = target
         self._host = torch.zeros(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
         self._sent = torch.cuda.Event() if target.is_cuda else None
 
@@ -57,7 +59,7 @@ class Upload:
         return numbers
 
     def send(self) -> None:
-        self._target.copy_(self._host, non_blocking=True)
+        self.target.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
@@ -66,11 +68,11 @@ class Download:
     """A tensor of the device, read by the host; waits for all that was launched before."""
 
     def __init__(self, source: Tensor) -> None:
-        self._source = source
+        self.source = source
         self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
 
     def read(self) -> Tensor:
-        self._host.copy_(self._source, non_blocking=True)
-        if self._source.is_cuda:
-            torch.cuda.current_stream(self._source.device).synchronize()
+        self._host.copy_(self.source, non_blocking=True)
+        if self.source.is_cuda:
+            torch.cuda.current_stream(self.source.device).synchronize()
         return self._host

@@ -152,28 +152,29 @@ class GpuRunner:
             )
             return Program(step, scheduler.tables, Upload(numbers), recorder)
 
-        self._programs = [program(bucket, own) for bucket, own in zip(self._buckets, buffers, strict=True)]
-        largest = max(self._programs, key=lambda program: program.bucket.tokens)
+        self.programs = [program(bucket, own) for bucket, own in zip(self._buckets, buffers, strict=True)]
+        largest = max(self.programs, key=lambda program: program.bucket.tokens)
         if isinstance(network, DFlashDrafter):
             memory = DFlashObserve(network.network, largest.step.features, largest.step.inputs)
-            for each in self._programs:
+            for each in self.programs:
                 each.context = DFlashObserve(network.network, each.step.features, each.step.inputs, memory)
-        for each in self._programs:
+        for each in self.programs:
             each.record()
         if isinstance(network, MtpDrafter):
             network.network.joined(most)  # the others take a part of it
             passes = StepBuffers.shared(config, self._buckets, 1, device, logits=False)
-            for each, own in zip(self._programs, passes, strict=True):
+            for each, own in zip(self.programs, passes, strict=True):
                 each.follow(network, own)
         if network:
             network.bind(scheduler.tables, recorder, longest)
-        self._prompts = Prompts(config, engine, weights, backend.cache, network, scheduler.tables, longest)
+        self.graphs = recorder.count
+        self.prompts = Prompts(config, engine, weights, backend.cache, network, scheduler.tables, longest)
 
     def prefill(self, parts: list[Part], first_rows: dict[int, Row]) -> Emitted:
         """Prompt chunks; requests in `first_rows` end their prompt here and get their first token."""
         emitted: Emitted = []
         for part in parts:
-            emitted += self._prompts.run(part, first_rows.get(part.request.id))
+            emitted += self.prompts.run(part, first_rows.get(part.request.id))
             self._scheduler.keep_prompt(part.request)
         return emitted
 
@@ -227,7 +228,7 @@ class GpuRunner:
         index = smallest(self._buckets, count, rows, keys)
         if index is None:
             raise ValueError(f"no bucket holds {count} sequences of {rows} rows and {keys} keys")
-        return self._programs[index]
+        return self.programs[index]
 
 
 def _reach(block: Block) -> int:

@@ -92,7 +92,7 @@ def expect_quantizable(weight: Tensor, kind: str, *, multiple_of: int = 1, where
             f"{where}: {weight.shape[-1]} inputs do not divide into whole {kind} groups of {multiple_of}; "
             f"keep this layer in 16 bit or choose a smaller group."
         )
-    if not bool(torch.isfinite(weight).all()):
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         raise CheckpointError(f"{where}: the weight holds NaN or Inf, which {kind} cannot represent.")
 
 
