@@ -90,7 +90,7 @@ def count(backend: GpuBackend, scheduler: Scheduler, runner: GpuRunner) -> GpuBy
         checkpoints=scheduler.snapshot_bytes,
         drafter=taken(network),
         prompts=taken(runner.prompts),
-        steps=taken(backend.cache, runner.programs, scheduler.tables),
+        steps=taken(backend.cache, runner.programs),
         graphs=CONTEXT + runner.graphs * GRAPH + MOMENTARY * max(each.logits.nbytes for each in runner.programs),
     )
 
