@@ -8,17 +8,19 @@ from torch import Tensor
 from training.model import Model
 
 DEPTH_WEIGHTS = (1.0, 0.8, 0.3)
-SHARPNESS = 2.0  # the trunk's logits times this: a draft counts if it is the likeliest token, the tail does not
 
 
 def imitation(logits: Tensor, wanted: Tensor, weights: Tensor, sharpness: float = 1.0) -> Tensor:
-    """Cross entropy against the trunk's distribution at the same place: logits both [B, T, V], weights [B, T]."""
+    """Cross entropy against the trunk's distribution at the same place: logits both [B, T, V], weights [B, T]. The
+    trunk's are multiplied by `sharpness`: above 1 the likeliest token counts for more, the tail for less."""
     target = torch.softmax(sharpness * wanted.float(), dim=-1)
     losses = -(target * F.log_softmax(logits.float(), dim=-1)).sum(-1)
     return (losses * weights).sum() / weights.sum().clamp(min=1.0)
 
 
-def draft_loss(model: Model, inputs: Tensor, hidden: Tensor, wanted: Tensor, weights: Tensor) -> dict[str, Tensor]:
+def draft_loss(
+    model: Model, inputs: Tensor, hidden: Tensor, wanted: Tensor, weights: Tensor, sharpness: float = 1.0
+) -> dict[str, Tensor]:
     """Of drafts at every place of `inputs` [B, T]: the loss, the head's balancing loss, and how often each draft agrees
     with the trunk, whose `hidden` and logits `wanted` are taken as given."""
     best = wanted.argmax(-1)
@@ -31,7 +33,7 @@ def draft_loss(model: Model, inputs: Tensor, hidden: Tensor, wanted: Tensor, wei
     for ahead, (out, share) in enumerate(zip(outputs, DEPTH_WEIGHTS, strict=True)):
         rows = slice(1 + ahead, 1 + ahead + length)  # draft at t guesses what the trunk says at t + 1 + ahead
         logits = model.lm_head(out)
-        total = total + share * imitation(logits, wanted[:, rows], weights[:, rows], SHARPNESS)
+        total = total + share * imitation(logits, wanted[:, rows], weights[:, rows], sharpness)
         read = weights[:, rows] > 0.5  # what the assistant writes
         hits = (logits.argmax(-1) == best[:, rows])[read].float()
         found[f"agree_{ahead + 1}"] = hits.mean()

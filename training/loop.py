@@ -38,6 +38,7 @@ class Plan:
     clip: float = 1.0
     balance: float = 0.01  # weight of the experts' balancing loss
     mtp: float = 0.0  # trunk: weight of the MTP head's loss, where it learns along; 0: it does not
+    sharpness: float = 1.0  # of the trunk's distribution that the MTP head imitates
     dispatch: str = "dense"
     int4_from: float = 1.0  # share of the steps after which weights are rounded to INT4 in the forward pass
     int4_group: int = 128

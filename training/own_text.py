@@ -2,10 +2,10 @@
 
     python -m training.own_text --weights TRUNK [--shard own_prose]
 
-A drafter is judged on what the model writes, which is plainer and repeats itself more than what people write. Between
-the passage and the greedy text lies a stretch drawn at random from the trunk's distribution: it knows many passages by
-heart, and a drafter should learn what it writes where it does not. The trunk is the training forward, one token at a
-time with thousands of passages side by side; weights are those shipped.
+A drafter is judged on what the model writes, which is plainer and repeats itself more than what people write. With
+--stray N a stretch drawn at random from the trunk's distribution lies between the passage and the greedy text: it knows
+many passages by heart, and a drafter might learn what it writes where it does not. The trunk is the training forward,
+one token at a time with thousands of passages side by side; weights are those shipped.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from training.quantize import snap
 from training.state import fill, load_weights
 
 SOURCES = {"own_code": ("code", "code_tests"), "own_prose": ("novels",)}  # of each shard
-PROMPT, STRAY, WRITTEN = 128, 32, 256  # tokens of a passage given, drawn at random, and written
+PROMPT, WRITTEN = 160, 256  # tokens of a passage given, and written
 SIDE_BY_SIDE = 2048
 
 
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="demo")
     parser.add_argument("--shard", choices=list(SOURCES), default="own_code")
     parser.add_argument("--passages", type=int, default=12_288)
-    parser.add_argument("--stray", type=int, default=STRAY, help="tokens to draw at random before")
+    parser.add_argument("--stray", type=int, default=0, help="tokens to draw at random before")
     parser.add_argument("--written", type=int, default=WRITTEN, help="tokens to write after each passage")
     parser.add_argument("--int4-group", type=int, default=128)
     parser.add_argument("--seed", type=int, default=1)

@@ -15,12 +15,12 @@ from training.state import fill, fill_mtp, load_weights
 from training.train_trunk import prepare
 
 
-def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float) -> dict[str, Tensor]:
+def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float, sharpness: float = 1.0) -> dict[str, Tensor]:
     inputs = tokens[:, :-1]
     with torch.no_grad():
         hidden = model(inputs).hidden
         wanted = model.lm_head(hidden)  # row t: the trunk's view of token t + 1
-    found = draft_loss(model, inputs, hidden, wanted, weights)
+    found = draft_loss(model, inputs, hidden, wanted, weights, sharpness)
     found["loss"] = found["loss"] + balance * found.pop("spread")
     return found
 
@@ -40,7 +40,7 @@ def main() -> None:
         train_for_int4(model, plan.int4_group)
     loop.train(
         model,
-        lambda tokens, weights: loss_of(model, tokens, weights, plan.balance),
+        lambda tokens, weights: loss_of(model, tokens, weights, plan.balance, plan.sharpness),
         plan,
         options.run,
         options.minutes,

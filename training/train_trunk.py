@@ -25,14 +25,16 @@ def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     return (losses * weights.flatten()).sum() / weights.sum().clamp(min=1.0)
 
 
-def loss_of(model: Model, tokens: Tensor, weights: Tensor, balance: float, mtp: float = 0.0) -> dict[str, Tensor]:
+def loss_of(
+    model: Model, tokens: Tensor, weights: Tensor, balance: float, mtp: float = 0.0, sharpness: float = 1.0
+) -> dict[str, Tensor]:
     inputs = tokens[:, :-1]
     out = model(inputs)
     logits = model.lm_head(out.hidden)
     text = cross_entropy(logits, tokens[:, 1:], weights)
     found = {"loss": text + balance * out.balance, "text": text.detach(), "balance": out.balance.detach()}
     if mtp > 0.0:
-        drafts = draft_loss(model, inputs, out.hidden, logits.detach(), weights)
+        drafts = draft_loss(model, inputs, out.hidden, logits.detach(), weights, sharpness)
         found["loss"] = found["loss"] + mtp * drafts.pop("loss") + balance * drafts.pop("spread")
         found |= drafts
     return found
@@ -71,7 +73,7 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.trunk_parameters()):,} parameters on {loop.device()}", flush=True)
     loop.train(
         model,
-        lambda tokens, weights: loss_of(model, tokens, weights, plan.balance, plan.mtp),
+        lambda tokens, weights: loss_of(model, tokens, weights, plan.balance, plan.mtp, plan.sharpness),
         plan,
         options.run,
         options.minutes,

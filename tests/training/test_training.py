@@ -15,6 +15,7 @@ from training.batches import Mixture
 from training.config import DEMO, LIMIT, TINY, byte_budget
 from training.dflash import Drafter
 from training.export import export_drafter, export_model
+from training.imitation import imitation
 from training.model import Model
 from training.quantize import train_for_int4
 from training.state import PROGRESS, fill, load_weights
@@ -175,6 +176,15 @@ def test_both_drafters_learn_from_the_trunk_and_are_served(trunk: Path, rows: Mi
     assert loaded.model.mtp is not None
     assert loaded.notes == []
     assert isinstance(load_drafter(tmp_path / "out" / "dflash", loaded.config), nn.Module)
+
+
+def test_a_sharp_target_is_the_likeliest_token() -> None:
+    logits, wanted = torch.randn(2, 3, 7), torch.randn(2, 3, 7)
+    weights = torch.ones(2, 3)
+    plain = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.softmax(-1).flatten(0, 1))
+    best = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.argmax(-1).flatten())
+    torch.testing.assert_close(imitation(logits, wanted, weights), plain)
+    torch.testing.assert_close(imitation(logits, 1e3 * wanted, weights, sharpness=10.0), best)
 
 
 def test_trunk_and_mtp_head_can_learn_together(rows: Mixture, tmp_path: Path) -> None:

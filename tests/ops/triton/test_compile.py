@@ -38,6 +38,39 @@ def test_nothing_spills_that_must_be_fast(compiler, name: str) -> None:
     assert all(spills[kernel] <= 64 for kernel in spills if not kernel.startswith("attention FP8")), spills
 
 
+def test_weights_and_states_are_asked_for_before_a_dependent_launch_waits(compiler) -> None:
+    found = compiler(asked_for_before_the_wait)
+    assert len(found) == 6
+    assert all(loads > 0 for loads in found.values()), found
+
+
+def asked_for_before_the_wait() -> dict[str, int]:
+    """Loads of memory before the first wait, by kernel."""
+    from unittest.mock import patch
+
+    import triton
+
+    from stoker.ops.triton.compiled import TARGETS, compile_for
+    from stoker.ops.triton.variants import each_kernel
+
+    found, compile_it = {}, triton.compile
+    for variant in each_kernel():
+        if variant.name.split()[0] in ("linear", "out", "head", "route", "down", "deltanet"):
+            kept: list[str] = []
+
+            def keep(*arguments, kept=kept, **options):
+                made = compile_it(*arguments, **options)
+                kept.append(made.asm["ptx"])
+                return made
+
+            with patch.object(triton, "compile", keep):
+                compile_for(variant, TARGETS["sm_90"])
+            before, waits, _ = kept[0].partition("griddepcontrol.wait")
+            assert waits, f"{variant.name} never waits"
+            found[variant.name] = before.count("ld.global")
+    return found
+
+
 @cache
 def compiled(name: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Shared memory and spills of each kernel, by name, and the target's limit of shared memory."""

@@ -150,7 +150,12 @@ def check_messages() -> None:
     y, out = torch.randn(4, WIDTH), torch.empty(4, HEADS * V).bfloat16()
     short = DeltaRing.allocate(2, 2, KEY_HEADS, HEADS, K, V, TAPS, "cpu")
     state = DeltaRing.allocate(2, 4, KEY_HEADS, HEADS, K, V, TAPS, "cpu")
+    narrow = DeltaRing.allocate(2, 4, KEY_HEADS, HEADS, 4, V, TAPS, "cpu")
     wrong = [
+        (
+            (y, out, narrow, weights, Sequences(4, one, one, one, one)),
+            "head dimensions must be powers of two, at least 8 and 16, found 4 and 16.",
+        ),
         (
             (y, out, short, weights, Sequences(4, one, one, one, one)),
             "the ring has 8 places: steps of 4 tokens need 16.",
