@@ -43,11 +43,24 @@ class MixerCase:
         )  # fmt: skip
         return cache.layers[0]
 
-    def run(self, y: Tensor, rows: int, splits: int = 4) -> Tensor:
-        """y [B, T, width] from position 0 on, in blocks of `rows` tokens, all accepted -> [B, T, out]"""
+    def past(self, batch: int, rows: int, splits: int) -> KVPages:
+        """Pages full of random keys and values, the same each time."""
+        state = self.state(batch, rows, splits)
+        assert isinstance(state, KVPages)
+        for part in (state.keys, state.values):
+            part.copy_(torch.randn(part.shape, device=DEVICE))
+        for scales in (state.key_scales, state.value_scales):
+            if scales is not None:
+                scales.copy_(torch.rand(scales.shape, device=DEVICE) + 0.5)
+        return state
+
+    def run(self, y: Tensor, rows: int, splits: int = 4, context: int = 0) -> Tensor:
+        """y [B, T, width] behind so many random keys, in blocks of `rows` tokens, all accepted -> [B, T, out]"""
         batch, count, width = y.shape
         bucket = Bucket(batch, rows, splits)
-        state, inputs = self.state(batch, rows, splits), StepInputs.allocate(bucket, PAGE_SIZE, DEVICE)
+        state = self.past(batch, rows, splits) if context else self.state(batch, rows, splits)
+        inputs = StepInputs.allocate(bucket, PAGE_SIZE, DEVICE)
+        inputs.sequences.cached.fill_(context)
         inputs.tables.copy_(torch.arange(batch * splits * 4, device=DEVICE).view(batch, -1))
         inputs.sequences.slots.copy_(torch.arange(batch, device=DEVICE))
         buffers = StepBuffers.allocate(self.config, bucket, 0, DEVICE)

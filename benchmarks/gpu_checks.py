@@ -14,7 +14,9 @@ from benchmarks.gpu_timing import relative_error
 from benchmarks.gpu_weights import random_model, random_weight
 from stoker.engine.gpu.state import heads_of
 from stoker.engine.gpu.weights import AttentionLayer, DeltaLayer
+from stoker.model.cache import KVPages
 from stoker.model.config import FULL, LINEAR, ModelConfig
+from stoker.ops.attention import SPLIT
 from stoker.ops.packed import Kind, PackedWeight
 from stoker.ops.triton import experts as experts_file
 from stoker.ops.triton import launch
@@ -228,17 +230,44 @@ def check_attention(config: ModelConfig, fp8: bool, tokens: int = 540) -> Found:
     blocks = case.run(y, 16)
     with patch("stoker.ops.triton.attention.JOINED_AT_ONCE", 0):
         joined_apart = torch.equal(case.run(y, 16), blocks)
+    with patch("stoker.ops.triton.attention.LEAF_CELLS", 0):
+        whole_splits = all(torch.equal(case.run(y, rows), blocks) for rows in (1, 3))
     expected = _attention_reference(y[0].double(), case, heads)
     return {
         "relative_error": relative_error(blocks[0], expected),
         "blocks_equal": all(torch.equal(case.run(y, rows), blocks) for rows in (1, 2, 3, 5, 13)),
         "neighbours_equal": torch.equal(case.run(y[:1], 16), blocks[:1]),
         "joins_equal": joined_apart,
+        "splits_equal": whole_splits,
         "limit": 5e-2 if fp8 else 1e-2,
     }
 
 
-def _attention_reference(y: Tensor, case: MixerCase, heads: Any) -> Tensor:
+def check_long_attention(config: ModelConfig, fp8: bool, context: int = 70_000) -> Found:
+    """More splits than are joined at once: in blocks, token by token, few and many splits to a program, or a leaf."""
+    splits = -(-(context + 3) // SPLIT)
+    case, heads = MixerCase(config, FULL, fp8, context + 8), heads_of(config)
+    y = torch.randn(1, 3, heads.width, device=DEVICE)
+    block = case.run(y, 3, splits, context)
+    file = "stoker.ops.triton.attention"
+    with patch(f"{file}.multiprocessors", return_value=6):
+        shares_equal = torch.equal(case.run(y, 3, splits, context), block)
+    with patch(f"{file}.LEAF_SPLITS", splits), patch(f"{file}.LEAF_CELLS", 3 * splits):
+        leaves_equal = torch.equal(case.run(y, 3, splits, context), block)
+    past = case.past(1, 3, splits)
+    expected = _attention_reference(y[0].double(), case, heads, past, context)
+    return {
+        "relative_error": relative_error(block[0], expected),
+        "blocks_equal": all(torch.equal(case.run(y, rows, splits, context), block) for rows in (1, 2)),
+        "shares_equal": shares_equal,
+        "leaves_equal": leaves_equal,
+        "limit": 5e-2 if fp8 else 1e-2,
+    }
+
+
+def _attention_reference(
+    y: Tensor, case: MixerCase, heads: Any, past: KVPages | None = None, context: int = 0
+) -> Tensor:
     assert isinstance(case.mixer, AttentionLayer)
     weights, tokens, dim = case.mixer.weights, y.shape[0], heads.dim
     q, k, v = y.split([2 * heads.count * dim, heads.kv_count * dim, heads.kv_count * dim], dim=1)
@@ -248,14 +277,22 @@ def _attention_reference(y: Tensor, case: MixerCase, heads: Any) -> Tensor:
     def turned(x: Tensor) -> Tensor:
         x = x * (x.square().mean(-1, keepdim=True) + weights.eps).rsqrt()
         first, second, rest = x.split([half, half, dim - 2 * half], dim=-1)
-        cos, sin = (table[:tokens, None].double() for table in (weights.cos, weights.sin))
+        cos, sin = (table[context : context + tokens, None].double() for table in (weights.cos, weights.sin))
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
+    def before(pages: Tensor, scales: Tensor | None) -> Tensor:
+        kept = pages.flatten(0, 1)[:context].double()
+        return kept if scales is None else kept * scales.flatten(0, 1)[:context, :, None].double()
+
     q, k, v = turned(q), turned(k.view(tokens, -1, dim)), v.view(tokens, -1, dim)
-    k, v = k.repeat_interleave(heads.group, 1), v.repeat_interleave(heads.group, 1)
-    hidden = torch.full((tokens, tokens), -torch.inf, device=DEVICE).triu(1)
-    scores = (torch.einsum("qhd,khd->hqk", q, k) * dim**-0.5 + hidden).softmax(-1)
-    return (torch.einsum("hqk,khd->qhd", scores, v) * torch.sigmoid(gate)).flatten(1)
+    if past is not None:
+        k = torch.cat([before(past.keys, past.key_scales), k])
+        v = torch.cat([before(past.values, past.value_scales), v])
+    q = q.view(tokens, heads.kv_count, heads.group, dim)
+    hidden = torch.full((tokens, context + tokens), -torch.inf, device=DEVICE).triu(context + 1)
+    scores = (torch.einsum("qgnd,kgd->gnqk", q, k) * dim**-0.5 + hidden).softmax(-1)
+    found = torch.einsum("gnqk,kgd->qgnd", scores, v).flatten(1, 2)
+    return (found * torch.sigmoid(gate)).flatten(1)
 
 
 def checks(config: ModelConfig) -> dict[str, Callable[[], Found]]:
@@ -277,6 +314,8 @@ def checks(config: ModelConfig) -> dict[str, Callable[[], Found]]:
         "deltanet": partial(check_deltanet, config),
         "attention BF16": partial(check_attention, config, False),
         "attention FP8": partial(check_attention, config, True),
+        "long attention BF16": partial(check_long_attention, config, False),
+        "long attention FP8": partial(check_long_attention, config, True),
     }
 
 

@@ -17,10 +17,12 @@ from benchmarks.gpu_cases import DEVICE, MixerCase, only, workspace
 from benchmarks.gpu_result import record
 from benchmarks.gpu_timing import bandwidth, graph_us
 from benchmarks.gpu_weights import QWEN_122B, random_model, random_weight
-from stoker.engine.gpu.state import Bucket, StepBuffers, StepInputs
+from stoker.engine.gpu.state import Bucket, StepBuffers, StepInputs, heads_of
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.config import FULL, LINEAR
+from stoker.ops.attention import SPLIT
 from stoker.ops.packed import Kind
+from stoker.ops.triton import attention as attention_file
 from stoker.ops.triton import deltanet as deltanet_file
 from stoker.ops.triton import experts as experts_file
 from stoker.ops.triton import linear as linear_file
@@ -53,6 +55,16 @@ GATE_UP: list[Setting] = [
     {"AHEAD": ahead, "SHARED_AHEAD": shared, "maxnreg": registers}
     for ahead, shared, registers in ((1, 1, 96), (2, 1, 96), (3, 1, 96), (2, 1, 128), (3, 1, 128), (6, 1, 168))
 ]
+LONG: list[Setting] = [
+    {},
+    {"PROGRAMS": 1},
+    {"PROGRAMS": 4},
+    {"TOKENS": 1},
+    *({"JOIN": {**attention_file.JOIN, **change}} for change in (
+        {"RUNS": 8}, {"RUNS": 32}, {"RUNS": 32, "num_warps": 8}, {"COLUMNS": 64, "num_warps": 8},
+    )),
+]  # fmt: skip
+SHORT: list[Setting] = [{}, {"FEW_PROGRAMS": 8}, {"FEW_PROGRAMS": 32}, {"FEW_PROGRAMS": 64}, {"JOINED_AT_ONCE": 0}]
 DOWN: list[Setting] = [
     {"AHEAD": ahead, "SHARED_AHEAD": shared, "maxnreg": registers}
     for ahead, shared, registers in ((2, 1, 96), (4, 1, 96), (8, 1, 96), (8, 1, 128), (8, 2, 128), (4, 1, 64))
@@ -119,12 +131,29 @@ def tune_deltanet(batch: int, count: int) -> list[dict[str, Any]]:
     inputs.sequences.replay.fill_(count)
     y = torch.randn(bucket.tokens, buffers.projected[LINEAR].shape[1], device=DEVICE)
     found = []
-    for limit in (None, 168, 128):
-        extra = {} if limit is None else {"maxnreg": limit}
-        with patch.object(deltanet_file, "_fusion", lambda _, extra=extra: {"enable_fp_fusion": False, **extra}):
+    for limit in (128, 168, 255):
+        with patch.object(deltanet_file, "register_limit", lambda _, limit=limit: {"maxnreg": limit}):
             calls = [partial(case.launch, y, inputs, buffers, state) for state in states]
-            found.append({"setting": extra, "us": _try(partial(graph_us, calls, 5))})
+            found.append({"setting": {"maxnreg": limit}, "us": _try(partial(graph_us, calls, 5))})
     return _sorted(f"deltanet B={batch} T={count}", found)
+
+
+def tune_attention(batch: int, count: int, context: int) -> list[dict[str, Any]]:
+    splits = -(-(context + count) // SPLIT)
+    case = MixerCase(QWEN_122B, FULL, positions=context + 64)
+    inputs = StepInputs.allocate(Bucket(batch, count, splits), PAGE_SIZE, DEVICE)
+    inputs.tables.copy_(torch.arange(inputs.tables.numel(), device=DEVICE).view(batch, -1))
+    inputs.sequences.cached.fill_(context)
+    states = [case.past(batch, count, splits) for _ in range(4 if context > 10000 else 12)]
+    y = torch.randn(batch * count, heads_of(QWEN_122B).width, device=DEVICE)
+    found = []
+    for setting in LONG if context > 2048 else SHORT:
+        with patch.multiple(attention_file, **(setting or {"TOKENS": attention_file.TOKENS})):
+            bucket = Bucket(batch, count, splits)
+            buffers = StepBuffers.allocate(QWEN_122B, bucket, 0, DEVICE)
+            calls = [partial(case.launch, y, inputs, buffers, state) for state in states]
+            found.append({"setting": setting, "us": _try(partial(graph_us, calls, 5))})
+    return _sorted(f"attention B={batch} T={count} {context} keys", found)
 
 
 def _try(call: Any) -> float | None:
@@ -155,6 +184,8 @@ def main() -> None:
     jobs = [partial(tune_linear, *job) for job in LINEARS]
     jobs += [partial(tune_experts, tokens) for tokens in (1, 4, 12)]
     jobs += [partial(tune_deltanet, batch, count) for batch, count in ((1, 1), (1, 13), (4, 3))]
+    cases = ((1, 1, 640), (1, 3, 640), (4, 1, 640), (4, 3, 640), (1, 1, 32768), (1, 3, 32768), (1, 1, 131072))
+    jobs += [partial(tune_attention, *each) for each in cases]
     rows: list[dict[str, Any]] = []
     for index, job in enumerate(jobs):
         if options.only is None or index in options.only:

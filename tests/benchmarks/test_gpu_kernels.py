@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 __all__ = ["interpreter"]
 
 
-@pytest.mark.parametrize("check", ["linear", "head", "deltanet", "attention"])
+@pytest.mark.parametrize("check", ["linear", "head", "deltanet", "attention", "long attention"])
 def test_checks_pass(interpreter, check: str) -> None:
     interpreter(check_small, check)
 
@@ -49,7 +49,14 @@ def test_words_choose_by_name(interpreter) -> None:
 
 def check_small(name: str) -> None:
     """A check at sizes that an interpreter can do; a GPU's are the defaults."""
-    from benchmarks.gpu_checks import check_attention, check_deltanet, check_head, check_linear, passed
+    from benchmarks.gpu_checks import (
+        check_attention,
+        check_deltanet,
+        check_head,
+        check_linear,
+        check_long_attention,
+        passed,
+    )
     from benchmarks.gpu_weights import TINY
 
     from stoker.ops.packed import Kind
@@ -59,8 +66,11 @@ def check_small(name: str) -> None:
         "head": lambda: check_head(Kind.INT8, 256, 128),
         "deltanet": lambda: check_deltanet(TINY, tokens=4),
         "attention": lambda: check_attention(TINY, True, tokens=3),
+        "long attention": lambda: check_long_attention(TINY, False, context=300),
     }
-    found = jobs[name]()
+    # short runs, so that several are joined
+    with patch.multiple("stoker.ops.triton.attention", RUN=1, JOINED_AT_ONCE=0):
+        found = jobs[name]()
     if name == "head":  # products of tiles of 8 and of 16 rows are numpy's here, and differ in bits
         del found["row_counts_equal"]
     if name == "deltanet":  # bf16 is rounded towards zero here: up to 0.02; 0.1 and more where beta is left out
@@ -123,7 +133,7 @@ def check_words() -> None:
 
     checked, timed = checks(QWEN_122B), times(QWEN_122B)
     assert chosen(checked, "") == list(checked)
-    assert chosen(checked, "deltanet, attention fp8,") == ["deltanet", "attention FP8"]
+    assert chosen(checked, "deltanet, attention fp8,") == ["deltanet", "attention FP8", "long attention FP8"]
     assert chosen(timed, "deltanet, attention fp8") == ["deltanet", "attention FP8"]
     assert chosen(timed, "int4 in") == chosen(checked, "int4 in") == ["linear INT4 in"]
 

@@ -14,7 +14,7 @@ from stoker.model.cache import KVPages
 from stoker.model.config import FULL, LINEAR, ModelConfig
 from stoker.ops.attention import SPLIT
 from stoker.ops.int4_linear import UNIT
-from stoker.ops.triton.attention import Heads, Partials
+from stoker.ops.triton.attention import Heads, Partials, slots_of
 from stoker.ops.triton.deltanet import DeltaRing, Sequences
 from stoker.ops.triton.experts import ExpertBuffers
 from stoker.ops.triton.launch import Workspace
@@ -39,7 +39,7 @@ class Bucket:
     @property
     def cells(self) -> int:
         """Unfinished sums of attention, for each head."""
-        return self.tokens * self.splits
+        return self.tokens * slots_of(self.tokens, self.splits)
 
 
 class GpuCache:
@@ -220,14 +220,13 @@ class StepBuffers:
 
 def cut_partials(partials: Partials, bucket: Bucket) -> Partials:
     """The first cells of a larger memory."""
-    tokens, splits = bucket.tokens, bucket.splits
+    tokens, kept = bucket.tokens, slots_of(bucket.tokens, bucket.splits)
     heads, _, dim = partials.sums.shape[1:]
-    sums = partials.sums.view(-1)[: bucket.cells * heads * dim].view(tokens, heads, splits, dim)
+    sums = partials.sums.view(-1)[: bucket.cells * heads * dim].view(tokens, heads, kept, dim)
     highest, totals = (
-        part.view(-1)[: bucket.cells * heads].view(tokens, heads, splits)
-        for part in (partials.highest, partials.totals)
+        part.view(-1)[: bucket.cells * heads].view(tokens, heads, kept) for part in (partials.highest, partials.totals)
     )
-    return Partials(sums, highest, totals)
+    return Partials(sums, highest, totals, bucket.splits)
 
 
 def heads_of(config: ModelConfig) -> Heads:

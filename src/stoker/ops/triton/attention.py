@@ -1,12 +1,15 @@
 # Triton types the kernels; Python's annotations cannot.
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="assignment"
-"""Attention of a step between its projections: norms and rope, page write, splits over the keys, output gate.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code="assignment,var-annotated"
+"""Attention of a step between its projections: norms and rope, page write, sums over the keys, output gate.
 
-Keys are visited in splits of 256 from position 0. A program has one split of one kv head and two tokens of one
-sequence, so that the cost of a split does not grow with the block of drafts and a token's rows have one shape. New
-keys are written by every program whose split they lie in, each the same values, before it reads the page: drafts are
-attended to as stored. Masked keys add exact zeros. Splits are joined from the first to the last: by the last program
-of a head if there are few, else by a launch of its own. A drafter's block may see itself whole, or only the last keys.
+Keys are visited in leaves of 64 from position 0. A leaf has its own highest score, sum of weights and weighted values;
+leaves are folded in order to splits of 256 keys, splits in order to the result, by one formula wherever it is done. So
+the same bits come from few programs of many splits each, which is best for long contexts, and from many of one leaf and
+a part of the columns each, which have little to wait for. A program has one or two tokens of one kv head; new keys are
+written by every program that reads them, each the same values, and are attended to as stored. Masked keys add exact
+zeros. Sums are joined by the last leaf of a head if they are few, else by a launch of its own. A drafter's block
+may see itself whole, or only the last keys.
 """
 
 from dataclasses import dataclass
@@ -26,15 +29,25 @@ from stoker.ops.triton.launch import (
     check,
     check_workspace,
     dependent,
-    register_limit,
+    multiprocessors,
+    pick,
 )
 from stoker.ops.triton.products import e4m3, wait_for_inputs
 
-TOKENS = 2  # of one program
-JOINED_AT_ONCE = 8  # splits that the last program of a head joins by itself
-NVIDIA = {"BLOCK": 64, "num_warps": 4, "num_stages": 1}
-AMD = {"BLOCK": 32, "num_warps": 8, "num_stages": 1}  # less local memory
-JOIN_COLUMNS, JOIN_AHEAD = 64, 32  # of the separate launch: columns of a program, splits asked for at a time
+LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to which every leaf has its own program
+JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself
+PART_COLUMNS = 64  # fewest columns of a program: those of one matrix instruction
+FEW_PROGRAMS = 16  # programs of a leaf up to which columns are parted further
+TOKENS = 2  # of one program that has whole splits in shared memory, at most; registers hold one
+LOG2_E = 1.4426950408889634
+NVIDIA = {"BLOCK": 64, "num_warps": 4}
+AMD = {"BLOCK": 32, "num_warps": 8}  # less local memory
+# leaves of whole splits are in shared memory or on their way there, where there is enough of it
+STAGED, UNSTAGED = {"PIPELINED": True, "num_stages": 2}, {"PIPELINED": False, "num_stages": 1}
+PROGRAMS = 2  # with whole splits that a multiprocessor holds
+RUN = 16  # splits that are folded one after the other; runs are joined as a tree
+# of the separate launch: columns of a program, runs side by side, slots of each asked for at a time
+JOIN = {"COLUMNS": 32, "RUNS": 16, "AHEAD": 16, "num_warps": 4}
 
 
 @dataclass(frozen=True)
@@ -88,39 +101,65 @@ class Pages:
 
 @dataclass(frozen=True)
 class Partials:
-    """Unfinished sums of every split, for T tokens and S splits."""
+    """Unfinished sums for T tokens: of every leaf where these are few, else of every split."""
 
     sums: Tensor  # [T, heads, S, D] fp32
     highest: Tensor  # [T, heads, S] fp32
     totals: Tensor  # [T, heads, S] fp32
+    splits: int
 
     @classmethod
     def allocate(cls, tokens: int, heads: Heads, splits: int, device: torch.device | str) -> "Partials":
         def empty(*shape: int) -> Tensor:
-            return torch.empty(tokens, heads.count, splits, *shape, dtype=torch.float32, device=device)
+            cells = tokens, heads.count, slots_of(tokens, splits)
+            return torch.empty(*cells, *shape, dtype=torch.float32, device=device)
 
-        return cls(empty(heads.dim), empty(), empty())
+        return cls(empty(heads.dim), empty(), empty(), splits)
 
     @property
-    def splits(self) -> int:
+    def slots(self) -> int:
         return self.highest.shape[2]
+
+
+def slots_of(tokens: int, splits: int) -> int:
+    """Unfinished sums of each token and head."""
+    few = splits <= LEAF_SPLITS and tokens * splits <= LEAF_CELLS
+    return splits * (SPLIT // launch_shape()["BLOCK"] if few else 1)
+
+
+@triton.jit
+def _row_sums(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+    """Sums of rows [n, WIDTH], neighbours first, then pairs of pairs: [n, 1]. A plain sum follows the layout of the
+    tile, which the compiler chooses for each kernel; of two there is but one sum."""
+    for level in tl.static_range(LEVELS):
+        x = tl.sum(tl.reshape(x, (x.shape[0], WIDTH >> (level + 1), 2)), 2)
+    return x
 
 
 @triton.jit
 def rotated(x_ptr, at, ok, d, norm_ptr, cos_ptr, sin_ptr, position, HALF: tl.constexpr, D: tl.constexpr,
              EPS: tl.constexpr, STORED: tl.constexpr):  # fmt: skip
     """Rows [n, D] of x, normed and rotated, rounded to STORED after each. `at` and `position` are [n, 1]."""
+    TURNED: tl.constexpr = triton.next_power_of_2(2 * HALF)
     x = tl.load(x_ptr + at + d, mask=ok, other=0.0)
-    other = tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
-    partner = tl.load(x_ptr + at + other, mask=ok, other=0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + EPS)[:, None]
-    x = (x * inverse * tl.load(norm_ptr + d)).to(STORED).to(tl.float32)
-    partner = (partner * inverse * tl.load(norm_ptr + other)).to(STORED).to(tl.float32)
-    turns = ok & (d < 2 * HALF)
-    angle = position * HALF + d % HALF
-    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=turns, other=0.0)
-    return (x * cos + tl.where(d < HALF, -partner, partner) * sin).to(STORED)
+    scale = tl.load(norm_ptr + d + at * 0)  # as many times as there are rows: cheaper than to exchange lanes
+    # what turns is a tile of its own, often a quarter of the columns; its other half comes from the cache
+    t = tl.arange(0, TURNED)[None, :]
+    turns = t < 2 * HALF
+    other = tl.where(t < HALF, t + HALF, tl.where(turns, t - HALF, t))
+    near = tl.load(x_ptr + at + t, mask=ok, other=0.0)
+    far = tl.load(x_ptr + at + other, mask=ok, other=0.0)
+    angle = position * HALF + t % HALF
+    cos = tl.load(cos_ptr + angle, mask=ok & turns, other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=ok & turns, other=0.0)
+    inverse = 1.0 / tl.sqrt(_row_sums(x * x, D, D.bit_length() - 1) / D + EPS)
+    near = (near * inverse * tl.load(norm_ptr + t)).to(STORED).to(tl.float32)
+    far = (far * inverse * tl.load(norm_ptr + other)).to(STORED).to(tl.float32)
+    turned = (near * cos + tl.where(t < HALF, -far, far) * sin).to(STORED)
+    if TURNED == D:
+        return turned
+    wide = tl.broadcast_to(turned[:, None, :], (x.shape[0], D // TURNED, TURNED))
+    return tl.where(d < TURNED, tl.reshape(wide, x.shape), (x * inverse * scale).to(STORED))
 
 
 @triton.jit
@@ -146,20 +185,63 @@ def _store_fp8(pages_ptr, scales_ptr, place, d, value, ok, KV_HEADS: tl.constexp
 
 
 @triton.jit
-def _join(sums_ptr, highest_ptr, totals_ptr, at, d, ok, lowest, splits, D: tl.constexpr):
-    """Splits lowest..splits - 1 of rows `at` [n, 1], in order: [n, columns]."""
-    top = tl.load(highest_ptr + at + lowest, mask=ok, other=0.0, cache_modifier=".cg")
-    for s in range(lowest + 1, splits):
-        top = tl.maximum(top, tl.load(highest_ptr + at + s, mask=ok, other=0.0, cache_modifier=".cg"))
-    out = tl.zeros((at.shape[0], d.shape[1]), tl.float32)
-    total = tl.zeros((at.shape[0], 1), tl.float32)
-    for s in range(lowest, splits):
-        weight = tl.exp(tl.load(highest_ptr + at + s, mask=ok, other=0.0, cache_modifier=".cg") - top)
-        part = tl.load(sums_ptr + (at + s).to(tl.int64) * D + d, mask=ok, other=0.0, cache_modifier=".cg")
-        out = tl.fma(tl.broadcast_to(weight, part.shape), part, out)
-        share = tl.load(totals_ptr + at + s, mask=ok, other=0.0, cache_modifier=".cg")
-        total = tl.fma(weight, share, total)
-    return out / tl.where(ok, total, 1.0)
+def _folded(top, total, out, next_top, next_total, next_out):
+    """Two leaves of keys, or what was folded before and a leaf: highest score, sum of weights, weighted values."""
+    after = tl.maximum(top, next_top)
+    fade = tl.exp2(top - after)
+    gain = tl.exp2(next_top - after)
+    out = tl.fma(next_out, tl.broadcast_to(gain[:, None], next_out.shape), out * fade[:, None])
+    return after, tl.fma(next_total, gain, total * fade), out
+
+
+@triton.jit
+def _added(top, total, out, next_top, next_total, next_out):
+    """The same of three tensors of one shape."""
+    after = tl.maximum(top, next_top)
+    fade = tl.exp2(top - after)
+    gain = tl.exp2(next_top - after)
+    return after, tl.fma(next_total, gain, total * fade), tl.fma(next_out, gain, out * fade)
+
+
+@triton.jit
+def _fold(sums_ptr, highest_ptr, totals_ptr, at, c, ok, from_slot, count, lowest, stop, D: tl.constexpr,
+          FOLD: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
+    """Columns c of `count` slots behind slot from_slot [n] of rows `at` [n], those from lowest to stop - 1: FOLD slots
+    are folded to a split, then split by split."""
+    top = tl.full((at.shape[0],), -1e30, tl.float32)
+    total = tl.zeros((at.shape[0],), tl.float32)
+    out = tl.zeros((at.shape[0], c.shape[0]), tl.float32)
+    for start in range(0, count, AHEAD):
+        parts = ()
+        for ahead in tl.static_range(AHEAD):
+            s = from_slot + start + ahead
+            there = ok & (s >= lowest) & (s < stop)
+            cells = (at + s).to(tl.int64)[:, None] * D + c[None, :]
+            parts += ((
+                tl.load(highest_ptr + at + s, mask=there, other=-1e30, cache_modifier=".cg"),
+                tl.load(totals_ptr + at + s, mask=there, other=0.0, cache_modifier=".cg"),
+                tl.load(sums_ptr + cells, mask=there[:, None], other=0.0, cache_modifier=".cg"),
+            ),)  # fmt: skip
+        for split in tl.static_range(AHEAD // FOLD):
+            split_top, split_total, split_out = parts[split * FOLD]
+            for leaf in tl.static_range(1, FOLD):
+                leaf_top, leaf_total, leaf_out = parts[split * FOLD + leaf]
+                split_top, split_total, split_out = _folded(
+                    split_top, split_total, split_out, leaf_top, leaf_total, leaf_out
+                )  # fmt: skip
+            top, total, out = _folded(top, total, out, split_top, split_total, split_out)
+    return top, total, out
+
+
+@triton.jit
+def _gate(y_ptr, row, head, c, ok, WIDTH: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr):
+    """What columns c of heads `head` [n] of rows `row` [n] are multiplied with."""
+    if Q_WIDTH > D:
+        at = (row * WIDTH + head * Q_WIDTH + D)[:, None] + c[None, :]
+        gate = 1.0 / (1.0 + tl.exp(-tl.load(y_ptr + at, mask=ok[:, None], other=0.0)))
+    else:
+        gate = 1.0
+    return gate
 
 
 @triton.jit
@@ -169,154 +251,257 @@ def _keys_seen(cached, first, length, TILE: tl.constexpr, WHOLE: tl.constexpr, W
     return tl.maximum(cached + first + 1 - WINDOW, 0) if WINDOW else stop * 0, stop
 
 
-@triton.jit(do_not_specialize=["block_rows", "table", "splits_kept"])
-def attention_kernel(
-    y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, q_norm_ptr, k_norm_ptr, cos_ptr,
-    sin_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, counters_ptr, cached_ptr, lengths_ptr, block_rows,
-    splits_kept, table, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    Q_WIDTH: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
-    LEAST: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (s, b * kv_heads + g, t): split s of kv head g of sequence b for its t-th TILE tokens."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    KEY_AT: tl.constexpr = HEADS * Q_WIDTH
-    wait_for_inputs(PDL)
-    split = tl.program_id(0)
-    sequence = tl.program_id(1) // KV_HEADS
-    kv_head = tl.program_id(1) % KV_HEADS
-    first = tl.program_id(2) * TILE
-    cached = tl.load(cached_ptr + sequence)
-    length = tl.load(lengths_ptr + sequence)
-    low, stop = _keys_seen(cached, first, length, TILE, WHOLE, WINDOW)
-    begin = split * KEYS
-    if (first < length) & (begin < stop) & (begin + KEYS > low):
-        d = tl.arange(0, D)[None, :]
-        table_ptr = tables_ptr + sequence * table
-        # new keys of this split, eight at a time
-        fresh_from = tl.maximum(cached, begin)
-        fresh_stop = tl.minimum(cached + length, begin + KEYS)
-        for start in range(fresh_from, fresh_stop, 8):
-            position = (start + tl.arange(0, 8))[:, None]
-            ok = position < fresh_stop
-            at = (sequence * block_rows + position - cached) * WIDTH + KEY_AT + kv_head * D
-            k = rotated(y_ptr, at, ok, d, k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
-            v = tl.load(y_ptr + at + KV_HEADS * D + d, mask=ok, other=0.0).to(STORED)
-            page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
-            place = (page * PAGE + position % PAGE) * KV_HEADS + kv_head
-            if FP8_PAGES:
-                _store_fp8(keys_ptr, key_scales_ptr, place, d, k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
-                _store_fp8(values_ptr, value_scales_ptr, place, d, v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
-            else:
-                tl.store(keys_ptr + place.to(tl.int64) * D + d, k, mask=ok)
-                tl.store(values_ptr + place.to(tl.int64) * D + d, v, mask=ok)
-        if fresh_from < fresh_stop:
-            tl.debug_barrier()
-        # queries: TILE tokens of GROUP_PADDED heads each
-        m = tl.arange(0, TILE * GROUP_PADDED)[:, None]
-        token = first + m // GROUP_PADDED
-        head = m % GROUP_PADDED
-        real = (token < length) & (head < GROUP)
-        row = sequence * block_rows + token
-        at = row * WIDTH + (kv_head * GROUP + head) * Q_WIDTH
-        q = rotated(y_ptr, at, real, d, q_norm_ptr, cos_ptr, sin_ptr, cached + token, HALF, D, EPS, STORED).to(DOT)
-        top = tl.full((TILE * GROUP_PADDED, 1), -1e30, tl.float32)
-        total = tl.zeros((TILE * GROUP_PADDED, 1), tl.float32)
-        out = tl.zeros((TILE * GROUP_PADDED, D), tl.float32)
-        for start in range(begin, tl.minimum(stop, begin + KEYS), BLOCK):
-            position = start + tl.arange(0, BLOCK)
-            there = position < stop
-            page = tl.load(table_ptr + start // PAGE)
-            place = (page * PAGE + start % PAGE + tl.arange(0, BLOCK)) * KV_HEADS + kv_head
-            cells = place[:, None].to(tl.int64) * D + d
-            k = tl.load(keys_ptr + cells, mask=there[:, None], other=0)
-            v = tl.load(values_ptr + cells, mask=there[:, None], other=0)
-            if FP8_PAGES:
-                k = e4m3(k.to(tl.int32), DOT)
-                v = e4m3(v.to(tl.int32), DOT)
-            scores = tl.dot(q, tl.trans(k.to(DOT))) * SCALE
-            if FP8_PAGES:
-                scores = scores * tl.load(key_scales_ptr + place, mask=there, other=0.0).to(tl.float32)[None, :]
-            seen = position[None, :] < stop if WHOLE else position[None, :] <= cached + token
-            if WINDOW:
-                seen = seen & (position[None, :] > cached + token - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-            after = tl.maximum(top, tl.max(scores, 1)[:, None])
-            weights = tl.exp(scores - after)
-            fade = tl.exp(top - after)
-            total = total * fade + tl.sum(weights, 1)[:, None]
-            if FP8_PAGES:
-                weights = weights * tl.load(value_scales_ptr + place, mask=there, other=0.0).to(tl.float32)[None, :]
-            out = tl.dot(weights.to(DOT), v.to(DOT), out * fade)
-            top = after
-        at = (row * HEADS + kv_head * GROUP + head) * splits_kept
-        tl.store(highest_ptr + at + split, top, mask=real)
-        tl.store(totals_ptr + at + split, total, mask=real)
-        tl.store(sums_ptr + (at + split).to(tl.int64) * D + d, out, mask=real)
-        if JOIN:
-            tl.debug_barrier()
-            lowest = low // KEYS
-            splits = (stop + KEYS - 1) // KEYS
-            counter = counters_ptr + tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
-            if tl.atomic_add(counter, 1, sem="acq_rel") == splits - lowest - 1:
-                tl.debug_barrier()
-                value = _join(sums_ptr, highest_ptr, totals_ptr, at, d, real, lowest, splits, D)
-                _gate_and_store(y_ptr, out_ptr, value, row, kv_head * GROUP + head, d, real, WIDTH, HEADS, D, Q_WIDTH)
-                tl.store(counter, 0)
+@triton.jit
+def _in_registers(x):
+    """The same, but to the compiler a result: an asynchronous product then takes it from registers. From shared memory
+    that threads have written it reads wrong values now and then (Triton 3.6, docs/log.md); copies by hardware are safe.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
-def _gate_and_store(y_ptr, out_ptr, value, row, head, d, ok, WIDTH: tl.constexpr, HEADS: tl.constexpr,
-                    D: tl.constexpr, Q_WIDTH: tl.constexpr):  # fmt: skip
-    if Q_WIDTH > D:
-        gate = tl.load(y_ptr + row * WIDTH + head * Q_WIDTH + D + d, mask=ok, other=0.0)
-        value = value / (1.0 + tl.exp(-gate))
-    tl.store(out_ptr + (row * HEADS + head) * D + d, value.to(out_ptr.dtype.element_ty), mask=ok)
+def _weights(q, k, scales, seen, SCALE: tl.constexpr, FP8_PAGES: tl.constexpr, DOT: tl.constexpr, PTX: tl.constexpr):
+    """Of a leaf's keys k [n, D] as stored, for queries q [m, D]: highest score [m] in powers of two, weights [n, m],
+    their sum [m]. Keys are the rows of both products, so 64 of them fill an instruction and the number of queries
+    changes nothing in the order of a sum."""
+    if FP8_PAGES:
+        k = e4m3(k.to(tl.int32), DOT)
+    elif PTX:
+        k = _in_registers(k)
+    scores = tl.dot(k.to(DOT), tl.trans(q)) * SCALE
+    if FP8_PAGES:
+        scores = scores * scales.to(tl.float32)[:, None]
+    scores = tl.where(seen, scores, float("-inf"))
+    top = tl.maximum(tl.max(scores, 0), -1e30)
+    weights = tl.exp2(scores - top[None, :])
+    return top, weights, tl.sum(weights, 0)
 
 
-@triton.jit(do_not_specialize=["block_rows", "splits_kept"])
-def join_kernel(
-    y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, block_rows, splits_kept,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _weighted(weights, v, scales, FP8_PAGES: tl.constexpr, COPIED: tl.constexpr, DOT: tl.constexpr, PTX: tl.constexpr):
+    """Values v [n, columns] as stored, COPIED to shared memory by hardware: [m, columns]"""
+    if FP8_PAGES:
+        v = e4m3(v.to(tl.int32), DOT)
+        weights = weights * scales.to(tl.float32)[:, None]
+    elif PTX and not COPIED:
+        v = _in_registers(v)
+    return tl.trans(tl.dot(tl.trans(v.to(DOT)), weights.to(DOT)))
+
+
+@triton.jit
+def _rows(pages_ptr, scales_ptr, place, key, columns, there, KV_HEADS: tl.constexpr, D: tl.constexpr,
+          FP8_PAGES: tl.constexpr):  # fmt: skip
+    """Keys or values of a leaf as stored, and their scales. One address for all and small distances from it: few
+    registers."""
+    at = (key * (KV_HEADS * D))[:, None] + columns[None, :]
+    rows = tl.load(pages_ptr + place.to(tl.int64) * D + at, mask=there[:, None], other=0)
+    return rows, tl.load(scales_ptr + place + key * KV_HEADS, mask=there, other=0.0) if FP8_PAGES else 0
+
+
+@triton.jit
+def _ask(pages_ptr, place, key, there, KV_HEADS: tl.constexpr, D: tl.constexpr):
+    """Brings a leaf's rows into the cache that all multiprocessors share: no register waits for them."""
+    LINE: tl.constexpr = 1024 // pages_ptr.dtype.element_ty.primitive_bitwidth
+    at = tl.where(there, key * (KV_HEADS * D), 0)[:, None] + tl.arange(0, D // LINE)[None, :] * LINE
+    address = (pages_ptr + place.to(tl.int64) * D + at).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _seen(position, at, stop, WHOLE: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys at `position` [n] tokens `at` [m] see: [n, m]."""
+    seen = position[:, None] < stop + at[None, :] * 0 if WHOLE else position[:, None] <= at[None, :]
+    if WINDOW:
+        seen = seen & (position[:, None] > at[None, :] - WINDOW)
+    return seen
+
+
+@triton.jit
+def _put(sums_ptr, highest_ptr, totals_ptr, at, c, top, total, out, ok, D: tl.constexpr):
+    tl.store(highest_ptr + at, top, mask=ok)
+    tl.store(totals_ptr + at, total, mask=ok)
+    tl.store(sums_ptr + at.to(tl.int64)[:, None] * D + c[None, :], out, mask=ok[:, None])
+
+
+@triton.jit(do_not_specialize=["block_rows", "table", "slots"])
+def attention_kernel(
+    y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, q_norm_ptr, k_norm_ptr, cos_ptr,
+    sin_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, counters_ptr, cached_ptr, lengths_ptr, block_rows,
+    slots, table, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    Q_WIDTH: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr,
+    LEAVES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
+    LEAST: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
+    PTX: tl.constexpr, PIPELINED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; the same sums as `_join`."""
+    """Program (t * PARTS + p, s, b * kv_heads + g): kv head g of sequence b for its t-th TILE tokens and the p-th part
+    of the columns; slot s if a slot is one leaf of keys, else the s-th share of the slots, LEAVES leaves each."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    KEY_AT: tl.constexpr = HEADS * Q_WIDTH
+    KEYS: tl.constexpr = LEAVES * BLOCK
+    COLUMNS: tl.constexpr = D // PARTS
+    # neighbours read the same keys
+    part = tl.program_id(0) % PARTS
+    first = tl.program_id(0) // PARTS * TILE
+    slot = tl.program_id(1)
+    sequence = tl.program_id(2) // KV_HEADS
+    kv_head = tl.program_id(2) % KV_HEADS
+    cached = tl.load(cached_ptr + sequence)
+    length = tl.load(lengths_ptr + sequence)
+    table_ptr = tables_ptr + sequence * table
+    low, stop = _keys_seen(cached, first, length, TILE, WHOLE, WINDOW)
+    lowest = low // KEYS
+    last = (stop + KEYS - 1) // KEYS
+    if LEAVES == 1:
+        begin = slot * KEYS
+        end = begin + KEYS
+    else:
+        share = tl.cdiv(last - lowest, tl.num_programs(1))
+        begin = (lowest + slot * share) * KEYS
+        end = begin + share * KEYS
+    # of one leaf it is a third load that waits for none: that pages are numbers from 0 on is asked for this alone
+    page = tl.load(table_ptr + tl.minimum(begin // PAGE, table - 1))
+    busy = (first < length) & (begin < stop) & (end > low) & (page >= 0)
+    d = tl.arange(0, D)
+    c = part * COLUMNS + tl.arange(0, COLUMNS)
+    key = tl.arange(0, BLOCK)
+    place = (page * PAGE + begin % PAGE) * KV_HEADS + kv_head
+    if PTX and busy:  # keys of earlier steps are there already
+        _ask(keys_ptr, place, key, begin + key < cached, KV_HEADS, D)
+        _ask(values_ptr, place, key, begin + key < cached, KV_HEADS, D)
+        if LEAVES > 1:
+            second = begin + BLOCK
+            page = tl.load(table_ptr + tl.minimum(second // PAGE, table - 1))
+            there = (page * PAGE + second % PAGE) * KV_HEADS + kv_head
+            _ask(keys_ptr, there, key, second + key < cached, KV_HEADS, D)
+            _ask(values_ptr, there, key, second + key < cached, KV_HEADS, D)
+    wait_for_inputs(PDL)
+    if busy:
+        limit = tl.minimum(stop, end)
+        # new keys, eight at a time
+        fresh_from = tl.maximum(cached, begin)
+        fresh_stop = tl.minimum(cached + length, end)
+        for start in range(fresh_from, fresh_stop, 8):
+            new_at = (start + tl.arange(0, 8))[:, None]
+            ok = new_at < fresh_stop
+            at = (sequence * block_rows + new_at - cached) * WIDTH + KEY_AT + kv_head * D
+            new_v = tl.load(y_ptr + at + KV_HEADS * D + d[None, :], mask=ok, other=0.0).to(STORED)
+            new_page = tl.load(table_ptr + new_at // PAGE, mask=ok, other=0)
+            new_k = rotated(
+                y_ptr, at, ok, d[None, :], k_norm_ptr, cos_ptr, sin_ptr, new_at, HALF, D, EPS, STORED
+            )  # fmt: skip
+            to = (new_page * PAGE + new_at % PAGE) * KV_HEADS + kv_head
+            if FP8_PAGES:
+                _store_fp8(
+                    keys_ptr, key_scales_ptr, to, d[None, :], new_k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST
+                )  # fmt: skip
+                _store_fp8(
+                    values_ptr, value_scales_ptr, to, d[None, :], new_v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST
+                )  # fmt: skip
+            else:
+                tl.store(keys_ptr + to.to(tl.int64) * D + d[None, :], new_k, mask=ok)
+                tl.store(values_ptr + to.to(tl.int64) * D + d[None, :], new_v, mask=ok)
+        if fresh_from < fresh_stop:
+            tl.debug_barrier()
+        # queries: TILE tokens of GROUP_PADDED heads each
+        m = tl.arange(0, TILE * GROUP_PADDED)
+        token = first + m // GROUP_PADDED
+        head = kv_head * GROUP + m % GROUP_PADDED
+        real = (token < length) & (m % GROUP_PADDED < GROUP)
+        row = sequence * block_rows + token
+        at = (row * WIDTH + head * Q_WIDTH)[:, None]
+        q = rotated(
+            y_ptr, at, real[:, None], d[None, :], q_norm_ptr, cos_ptr, sin_ptr, (cached + token)[:, None], HALF, D, EPS,
+            STORED,
+        ).to(DOT)  # fmt: skip
+        at = (row * HEADS + head) * slots
+        if LEAVES == 1:
+            there = begin + key < limit
+            k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
+            v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, there, KV_HEADS, D, FP8_PAGES)
+            seen = _seen(begin + key, cached + token, stop, WHOLE, WINDOW)
+            top, weights, total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT, PTX)
+            out = _weighted(weights, v, v_scales, FP8_PAGES, False, DOT, PTX)
+            _put(sums_ptr, highest_ptr, totals_ptr, at + slot, c, top, total, out, real, D)
+        else:
+            top = tl.full((TILE * GROUP_PADDED,), -1e30, tl.float32)
+            total = tl.zeros((TILE * GROUP_PADDED,), tl.float32)
+            out = tl.zeros((TILE * GROUP_PADDED, COLUMNS), tl.float32)
+            if not PIPELINED:
+                page = tl.load(table_ptr + tl.minimum(begin + BLOCK, stop - 1) // PAGE)  # of the next leaf
+            for start in range(begin, limit, BLOCK):
+                after, there = start + BLOCK, start + key < limit
+                if PIPELINED:
+                    place = (tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE) * KV_HEADS + kv_head
+                k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
+                v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, there, KV_HEADS, D, FP8_PAGES)
+                if not PIPELINED:
+                    place = (page * PAGE + after % PAGE) * KV_HEADS + kv_head
+                    page = tl.load(table_ptr + tl.minimum(after + BLOCK, stop - 1) // PAGE)
+                seen = _seen(start + key, cached + token, stop, WHOLE, WINDOW)
+                leaf_top, weights, leaf_total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT, PTX)
+                leaf_out = _weighted(weights, v, v_scales, FP8_PAGES, PIPELINED, DOT, PTX)
+                top = tl.where(start % KEYS == 0, -1e30, top)  # a split begins: what was before weighs nothing
+                top, total, out = _folded(top, total, out, leaf_top, leaf_total, leaf_out)
+                if (after % KEYS == 0) | (after >= limit):
+                    _put(sums_ptr, highest_ptr, totals_ptr, at + start // KEYS, c, top, total, out, real, D)
+        if JOIN:
+            tl.debug_barrier()
+            counter = counters_ptr + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+            if tl.atomic_add(counter, 1, sem="acq_rel") == last - lowest - 1:
+                tl.debug_barrier()
+                gate = _gate(y_ptr, row, head, c, real, WIDTH, D, Q_WIDTH)
+                begin = lowest // FOLD * FOLD
+                top, total, out = _fold(sums_ptr, highest_ptr, totals_ptr, at, c, real, begin + row * 0, last - begin,
+                                        lowest, last, D, FOLD, FOLD)  # fmt: skip
+                out = out / tl.where(real, total, 1.0)[:, None] * gate
+                to = ((row * HEADS + head) * D)[:, None] + c[None, :]
+                tl.store(out_ptr + to, out.to(out_ptr.dtype.element_ty), mask=real[:, None])
+                tl.store(counter, 0)
+
+
+@triton.jit(do_not_specialize=["block_rows", "slots"])
+def join_kernel(
+    y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, block_rows, slots,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
+    KEYS: tl.constexpr, FOLD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
+    COLUMNS: tl.constexpr, RUNS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; KEYS of a slot. RUNS runs of RUN
+    splits each are folded side by side, then joined as a tree: one order, since runs are counted from position 0."""
+    SLOTS: tl.constexpr = RUN * FOLD
     wait_for_inputs(PDL)
     row = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
     sequence = row // block_rows
     token = row % block_rows
     length = tl.load(lengths_ptr + sequence)
+    cached = tl.load(cached_ptr + sequence)
     if token < length:
-        # as many splits as the tile of the token has: those it does not see weigh nothing
-        low, stop = _keys_seen(tl.load(cached_ptr + sequence), token // TILE * TILE, length, TILE, WHOLE, WINDOW)
+        # as many slots as the tile of the token has: those it does not see weigh nothing
+        low, stop = _keys_seen(cached, token // TILE * TILE, length, TILE, WHOLE, WINDOW)
         lowest = low // KEYS
-        splits = (stop + KEYS - 1) // KEYS
-        at = tl.program_id(0) * splits_kept
-        d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        s = tl.arange(0, 128)
-        tops = tl.full((128,), float("-inf"), tl.float32)
-        for start in range(lowest, splits, 128):
-            found = tl.load(highest_ptr + at + start + s, mask=start + s < splits, other=float("-inf"))
-            tops = tl.maximum(tops, found)
-        top = tl.max(tops, 0)
-        out = tl.zeros((COLUMNS,), tl.float32)
-        total = tl.zeros((), tl.float32)
-        for start in range(lowest, splits, AHEAD):
-            parts = ()
-            for ahead in tl.static_range(AHEAD):
-                here = tl.minimum(start + ahead, splits - 1)  # past the end: the last once more, with no weight
-                parts += (tl.load(sums_ptr + (at + here).to(tl.int64) * D + d),)
-            for ahead in tl.static_range(AHEAD):
-                here = tl.minimum(start + ahead, splits - 1)
-                weight = tl.where(start + ahead < splits, tl.exp(tl.load(highest_ptr + at + here) - top), 0.0)
-                out = tl.fma(tl.broadcast_to(weight, (COLUMNS,)), parts[ahead], out)
-                total = tl.fma(weight, tl.load(totals_ptr + at + here), total)
-        value = (out / total)[None, :]
-        _gate_and_store(y_ptr, out_ptr, value, row, head, d[None, :], d[None, :] < D, WIDTH, HEADS, D, Q_WIDTH)
+        last = (stop + KEYS - 1) // KEYS
+        c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        run = tl.arange(0, RUNS)
+        at = run * 0 + (row * HEADS + head) * slots
+        one = tl.arange(0, 1)
+        gate = _gate(y_ptr, row + one, head + one, c, one == 0, WIDTH, D, Q_WIDTH)
+        top = tl.full((1, COLUMNS), -1e30, tl.float32)
+        total = tl.zeros((1, COLUMNS), tl.float32)
+        out = tl.zeros((1, COLUMNS), tl.float32)
+        for start in range(lowest // (RUNS * SLOTS) * (RUNS * SLOTS), last, RUNS * SLOTS):
+            run_top, run_total, run_out = _fold(
+                sums_ptr, highest_ptr, totals_ptr, at, c, run >= 0, start + run * SLOTS, SLOTS, lowest, last, D, FOLD,
+                AHEAD,
+            )  # fmt: skip
+            tops, totals = run_top[:, None] + run_out * 0, run_total[:, None] + run_out * 0
+            all_top, all_total, all_out = tl.reduce((tops, totals, run_out), 0, _added)
+            top, total, out = _added(top, total, out, all_top[None, :], all_total[None, :], all_out[None, :])
+        to = out_ptr + (row * HEADS + head) * D + c[None, :]
+        tl.store(to, (out / total * gate).to(out_ptr.dtype.element_ty))
 
 
 def attention(
@@ -334,43 +519,54 @@ def attention(
     """y [T, heads.width] fp32 from the projections -> out [T, heads * D] bf16, gated; keys and values go to pages."""
     tokens = sequences.count * sequences.rows
     _check(y, out, pages, weights, heads, sequences, partials, tokens)
-    tiles = triton.cdiv(sequences.rows, TOKENS)
-    join = partials.splits <= JOINED_AT_ONCE
+    groups, block = sequences.count * heads.kv_count, launch_shape()["BLOCK"]
+    fold = partials.slots // partials.splits  # slots that make a split
+    leaves = SPLIT // block // fold
+    fp8 = pages.key_scales is not None  # whose values go through registers anyway
+    stages = UNSTAGED if leaves == 1 or fp8 else pick(y.device, STAGED, UNSTAGED, UNSTAGED)
+    tile = min(TOKENS, sequences.rows) if stages["PIPELINED"] else 1
+    tiles, parts = triton.cdiv(sequences.rows, tile), 1
+    while leaves == 1 and 2 * parts * PART_COLUMNS <= heads.dim and 2 * parts * groups * tiles <= FEW_PROGRAMS:
+        parts *= 2
+    shares = partials.slots
+    if leaves > 1:
+        shares = max(1, min(shares, PROGRAMS * multiprocessors(y.device) // (groups * tiles)))
+    join = leaves == 1 and partials.splits <= JOINED_AT_ONCE
     if join:
-        check_workspace(workspace, 0, sequences.count * heads.kv_count * tiles)
-    keys, values, fp8 = pages.keys, pages.values, pages.key_scales is not None
+        check_workspace(workspace, 0, groups * tiles * parts)
+    keys, values = pages.keys, pages.values
     if fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     shape: dict[str, Any] = {
         "WIDTH": heads.width, "HEADS": heads.count, "D": heads.dim,
-        "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "KEYS": SPLIT, "TILE": TOKENS,
+        "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "FOLD": fold, "TILE": tile,
         "WHOLE": sight.whole_block, "WINDOW": sight.window,
     }  # fmt: skip
-    math = {key: value for key, value in arithmetic(y.device).items() if key != "PTX"}
-    attention_kernel[(partials.splits, sequences.count * heads.kv_count, tiles)](
+    math = arithmetic(y.device)
+    attention_kernel[(tiles * parts, shares, groups)](
         y, keys, values, pages.key_scales if fp8 else keys, pages.value_scales if fp8 else values, pages.tables,
         weights.q_norm, weights.k_norm, weights.cos, weights.sin, partials.sums, partials.highest, partials.totals,
-        out, workspace.counters, sequences.cached, sequences.lengths, sequences.rows, partials.splits,
-        pages.tables.shape[1], **shape, KV_HEADS=heads.kv_count,
-        HALF=weights.cos.shape[1], EPS=weights.eps, SCALE=heads.dim**-0.5, PAGE=pages.keys.shape[1],
+        out, workspace.counters, sequences.cached, sequences.lengths, sequences.rows, partials.slots,
+        pages.tables.shape[1], **shape, KV_HEADS=heads.kv_count, LEAVES=leaves, PARTS=parts,
+        HALF=weights.cos.shape[1], EPS=weights.eps, SCALE=heads.dim**-0.5 * LOG2_E, PAGE=pages.keys.shape[1],
         GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)), FP8_PAGES=fp8,
         JOIN=join, MAX=E4M3_MAX, LEAST=SMALLEST_SCALE,
-        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **math,
+        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **stages, **math,
         **dependent(y.device, pdl),
     )  # fmt: skip
     if not join:
-        math.pop("DOT")
-        columns = min(JOIN_COLUMNS, heads.dim)
-        join_kernel[(tokens * heads.count, heads.dim // columns)](
+        fusion = {key: value for key, value in math.items() if key not in ("DOT", "PTX")}
+        settings = JOIN | ({"RUNS": 1, "COLUMNS": 64} if leaves == 1 else {}) | ({"AHEAD": fold} if INTERPRETED else {})
+        settings["COLUMNS"] = min(settings["COLUMNS"], heads.dim)
+        join_kernel[(tokens * heads.count, heads.dim // settings["COLUMNS"])](
             y, partials.sums, partials.highest, partials.totals, out, sequences.cached, sequences.lengths,
-            sequences.rows, partials.splits, **shape, COLUMNS=columns,
-            AHEAD=4 if INTERPRETED else JOIN_AHEAD, num_warps=2, **register_limit(128), **math,
+            sequences.rows, partials.slots, **shape, KEYS=leaves * block, RUN=RUN, **settings, **fusion,
             **dependent(y.device, pdl),
         )  # fmt: skip
 
 
 def _stored(pages: Pages) -> torch.dtype:
-    """The interpreter rounds bf16 towards zero; with fp32 pages it shows the kernel's own error."""
+    """The interpreter rounds bf16 towards zero; with fp32 pages and results it shows the kernel's own error."""
     return torch.float32 if INTERPRETED and pages.keys.dtype is torch.float32 else torch.bfloat16
 
 
@@ -390,7 +586,7 @@ def _check(
     tokens: int,
 ) -> None:
     check("y", y, (tokens, heads.width), torch.float32, y)
-    check("out", out, (tokens, heads.count * heads.dim), torch.bfloat16, y)
+    check("out", out, (tokens, heads.count * heads.dim), _stored(pages), y)
     fp8 = pages.key_scales is not None
     dtype = torch.float8_e4m3fn if fp8 else _stored(pages)
     page = pages.keys.shape[1]
@@ -415,7 +611,7 @@ def _check(
     check("k_norm", weights.k_norm, (heads.dim,), torch.float32, y)
     check("cos", weights.cos, (None, None), torch.float32, y)
     check("sin", weights.sin, tuple(weights.cos.shape), torch.float32, y)
-    check("partials.sums", partials.sums, (tokens, heads.count, partials.splits, heads.dim), torch.float32, y)
+    check("partials.sums", partials.sums, (tokens, heads.count, partials.slots, heads.dim), torch.float32, y)
     for name in ("highest", "totals"):
-        check(f"partials.{name}", getattr(partials, name), (tokens, heads.count, partials.splits), torch.float32, y)
+        check(f"partials.{name}", getattr(partials, name), (tokens, heads.count, partials.slots), torch.float32, y)
     check_sequences(sequences, y)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.ops.norm import L2_EPS
-from stoker.ops.triton.launch import arithmetic, check, dependent
+from stoker.ops.triton.launch import arithmetic, check, dependent, register_limit
 from stoker.ops.triton.products import wait_for_inputs
 
 KEPT = tl.constexpr(8)  # tokens prepared at a time; always as many, so that every sum has one shape
@@ -264,7 +264,7 @@ def deltanet(
         sequences.replay, sequences.rows, ring, WIDTH=width,
         AB_WIDTH=width if gates is None else 2 * heads, AB_AT=values if gates is None else 0,
         KEY_HEADS=state.key_heads, HEADS=heads, K=key_dim, V=value_dim, TAPS=taps,
-        EPS=weights.eps, L2=L2_EPS, SCALE=key_dim**-0.5, num_warps=warps(value_dim),
+        EPS=weights.eps, L2=L2_EPS, SCALE=key_dim**-0.5, num_warps=warps(value_dim), **register_limit(168),
         **_fusion(y.device), **dependent(y.device, pdl),
     )  # fmt: skip
 

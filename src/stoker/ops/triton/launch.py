@@ -71,6 +71,10 @@ def pick(device: torch.device, large: dict[str, Any], little: dict[str, Any], am
     return large if INTERPRETED or torch.cuda.get_device_capability(device)[0] in (9, 10) else little
 
 
+def multiprocessors(device: torch.device) -> int:
+    return 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def weight_shape(weight: PackedWeight) -> dict[str, Any]:
     return {"KIND": int(weight.kind), "ROWS": weight.rows, "IN": weight.in_features}
 

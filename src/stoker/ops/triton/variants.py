@@ -100,6 +100,7 @@ def _formless(shape: Shape) -> list[Variant]:
         _deltanet(shape),
         _attention(fp8=False),
         _attention(fp8=True),
+        _short_attention(),
         _join(),
         *_rows(shape),
         *_drafter(),
@@ -172,7 +173,7 @@ def _deltanet(shape: Shape) -> Variant:
     values = {
         **DELTA, "WIDTH": shape.rows, "AB_WIDTH": shape.rows, "AB_AT": 20480,
         "EPS": 1e-6, "L2": 1e-6, "SCALE": 128**-0.5,
-        "num_warps": deltanet.warps(128), **PLAIN,
+        "num_warps": deltanet.warps(128), "maxnreg": 168, **PLAIN,
     }  # fmt: skip
     return Variant("deltanet", deltanet.deltanet_kernel, values, TYPES)
 
@@ -180,7 +181,7 @@ def _deltanet(shape: Shape) -> Variant:
 def _heads() -> dict[str, Any]:
     return {
         "WIDTH": HEADS.width, "HEADS": HEADS.count, "D": HEADS.dim, "Q_WIDTH": 2 * HEADS.dim,
-        "KEYS": 256, "TILE": attention.TOKENS, "WHOLE": False, "WINDOW": 0,
+        "FOLD": 1, "TILE": attention.TOKENS, "WHOLE": False, "WINDOW": 0,
     }  # fmt: skip
 
 
@@ -192,7 +193,8 @@ def _drafter() -> list[Variant]:
     context = {"LAYERS": 6, "KV_HEADS": 8, "D": 128, "HALF": 64, "PAGE": 64, "EPS": 1e-6, "num_warps": 4, **PLAIN}
     types = {**TYPES, "values_ptr": "*bf16", "norms_ptr": "*fp32"}
     return [
-        Variant("attention of a window", attention.attention_kernel, values, block.types, attention.AMD),
+        Variant("attention of a window", attention.attention_kernel, values, block.types, block.amd, block.little),
+        _short_attention("attention of a short window", {**heads, "WINDOW": 4096, "PARTS": 1}),
         Variant("remember", drafter.remember_kernel, context, types),
         Variant(
             "swiglu", drafter.swiglu_kernel,
@@ -201,22 +203,31 @@ def _drafter() -> list[Variant]:
     ]  # fmt: skip
 
 
+def _short_attention(name: str = "attention of a short context", changes: dict[str, Any] | None = None) -> Variant:
+    """Every leaf a program of its own, a quarter of the columns each."""
+    split = _attention(fp8=False)
+    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1, "JOIN": True, **attention.UNSTAGED}
+    amd = {**split.amd, "LEAVES": 1, "FOLD": 8}
+    return Variant(name, attention.attention_kernel, values | (changes or {}), split.types, amd)
+
+
 def _attention(fp8: bool) -> Variant:
     values = {
-        **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64,
-        "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": True, "MAX": 448.0, "LEAST": 2.0**-100,
-        "STORED": tl.bfloat16, "DOT": tl.bfloat16, **attention.NVIDIA, **PLAIN,
+        **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64, "LEAVES": 4,
+        "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": False, "MAX": 448.0, "LEAST": 2.0**-100,
+        "STORED": tl.bfloat16, **attention.NVIDIA, **(attention.UNSTAGED if fp8 else attention.STAGED), **MATH,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"
     types = {**TYPES, "keys_ptr": pages, "values_ptr": pages}
     types |= dict.fromkeys(("key_scales_ptr", "value_scales_ptr"), "*bf16")
     return Variant(
-        f"attention {'FP8' if fp8 else 'BF16'} keys", attention.attention_kernel, values, types, attention.AMD
-    )
+        f"attention {'FP8' if fp8 else 'BF16'} keys", attention.attention_kernel, values, types,
+        {**attention.AMD, **attention.UNSTAGED, "LEAVES": 8}, attention.UNSTAGED,
+    )  # fmt: skip
 
 
 def _join() -> Variant:
-    shape = {"COLUMNS": attention.JOIN_COLUMNS, "AHEAD": attention.JOIN_AHEAD, "num_warps": 2, "maxnreg": 128}
+    shape = {"KEYS": 256, "RUN": attention.RUN, **attention.JOIN}
     return Variant("join", attention.join_kernel, {**_heads(), **shape, **PLAIN}, TYPES)
 
 
