@@ -59,9 +59,9 @@ LONG: list[Setting] = [
     {},
     {"PROGRAMS": 1},
     {"PROGRAMS": 4},
-    {"TOKENS": 1},
+    {"ASK": False},
     *({"JOIN": {**attention_file.JOIN, **change}} for change in (
-        {"RUNS": 8}, {"RUNS": 32}, {"RUNS": 32, "num_warps": 8}, {"COLUMNS": 64, "num_warps": 8},
+        {"RUNS": 8}, {"RUNS": 16}, {"num_warps": 8}, {"COLUMNS": 64, "num_warps": 8},
     )),
 ]  # fmt: skip
 SHORT: list[Setting] = [{}, {"FEW_PROGRAMS": 8}, {"FEW_PROGRAMS": 32}, {"FEW_PROGRAMS": 64}, {"JOINED_AT_ONCE": 0}]
@@ -148,7 +148,7 @@ def tune_attention(batch: int, count: int, context: int) -> list[dict[str, Any]]
     y = torch.randn(batch * count, heads_of(QWEN_122B).width, device=DEVICE)
     found = []
     for setting in LONG if context > 2048 else SHORT:
-        with patch.multiple(attention_file, **(setting or {"TOKENS": attention_file.TOKENS})):
+        with patch.multiple(attention_file, **(setting or {"PROGRAMS": attention_file.PROGRAMS})):
             bucket = Bucket(batch, count, splits)
             buffers = StepBuffers.allocate(QWEN_122B, bucket, 0, DEVICE)
             calls = [partial(case.launch, y, inputs, buffers, state) for state in states]

@@ -6,7 +6,7 @@
 Keys are visited in leaves of 64 from position 0. A leaf has its own highest score, sum of weights and weighted values;
 leaves are folded in order to splits of 256 keys, splits in order to the result, by one formula wherever it is done. So
 the same bits come from few programs of many splits each, which is best for long contexts, and from many of one leaf and
-a part of the columns each, which have little to wait for. A program has one or two tokens of one kv head; new keys are
+a part of the columns each, which have little to wait for. A program has one token's heads of one kv head; new keys are
 written by every program that reads them, each the same values, and are attended to as stored. Masked keys add exact
 zeros. Sums are joined by the last leaf of a head if they are few, else by a launch of its own. A drafter's block
 may see itself whole, or only the last keys.
@@ -38,16 +38,16 @@ LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to whic
 JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself
 PART_COLUMNS = 64  # fewest columns of a program: those of one matrix instruction
 FEW_PROGRAMS = 16  # programs of a leaf up to which columns are parted further
-TOKENS = 2  # of one program that has whole splits in shared memory, at most; registers hold one
 LOG2_E = 1.4426950408889634
 NVIDIA = {"BLOCK": 64, "num_warps": 4}
 AMD = {"BLOCK": 32, "num_warps": 8}  # less local memory
 # leaves of whole splits are in shared memory or on their way there, where there is enough of it
 STAGED, UNSTAGED = {"PIPELINED": True, "num_stages": 2}, {"PIPELINED": False, "num_stages": 1}
+ASK = True
 PROGRAMS = 2  # with whole splits that a multiprocessor holds
 RUN = 16  # splits that are folded one after the other; runs are joined as a tree
 # of the separate launch: columns of a program, runs side by side, slots of each asked for at a time
-JOIN = {"COLUMNS": 32, "RUNS": 16, "AHEAD": 16, "num_warps": 4}
+JOIN = {"COLUMNS": 32, "RUNS": 32, "AHEAD": 16, "num_warps": 4}
 
 
 @dataclass(frozen=True)
@@ -245,10 +245,10 @@ def _gate(y_ptr, row, head, c, ok, WIDTH: tl.constexpr, D: tl.constexpr, Q_WIDTH
 
 
 @triton.jit
-def _keys_seen(cached, first, length, TILE: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr):
-    """First key that any of the tokens first..first + TILE - 1 sees, and the one after the last."""
-    stop = cached + (length if WHOLE else tl.minimum(first + TILE, length))
-    return tl.maximum(cached + first + 1 - WINDOW, 0) if WINDOW else stop * 0, stop
+def _keys_seen(cached, token, length, WHOLE: tl.constexpr, WINDOW: tl.constexpr):
+    """First key that a token sees, and the one after the last."""
+    stop = cached + (length if WHOLE else token + 1)
+    return tl.maximum(cached + token + 1 - WINDOW, 0) if WINDOW else stop * 0, stop
 
 
 @triton.jit
@@ -271,7 +271,7 @@ def _weights(q, k, scales, seen, SCALE: tl.constexpr, FP8_PAGES: tl.constexpr, D
     scores = tl.dot(k.to(DOT), tl.trans(q)) * SCALE
     if FP8_PAGES:
         scores = scores * scales.to(tl.float32)[:, None]
-    scores = tl.where(seen, scores, float("-inf"))
+    scores = tl.where(seen[:, None], scores, float("-inf"))
     top = tl.maximum(tl.max(scores, 0), -1e30)
     weights = tl.exp2(scores - top[None, :])
     return top, weights, tl.sum(weights, 0)
@@ -301,21 +301,12 @@ def _rows(pages_ptr, scales_ptr, place, key, columns, there, KV_HEADS: tl.conste
 @triton.jit
 def _ask(pages_ptr, place, key, there, KV_HEADS: tl.constexpr, D: tl.constexpr):
     """Brings a leaf's rows into the cache that all multiprocessors share: no register waits for them."""
-    LINE: tl.constexpr = 1024 // pages_ptr.dtype.element_ty.primitive_bitwidth
+    LINE: tl.constexpr = min(1024 // pages_ptr.dtype.element_ty.primitive_bitwidth, D)
     at = tl.where(there, key * (KV_HEADS * D), 0)[:, None] + tl.arange(0, D // LINE)[None, :] * LINE
     address = (pages_ptr + place.to(tl.int64) * D + at).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
-
-
-@triton.jit
-def _seen(position, at, stop, WHOLE: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys at `position` [n] tokens `at` [m] see: [n, m]."""
-    seen = position[:, None] < stop + at[None, :] * 0 if WHOLE else position[:, None] <= at[None, :]
-    if WINDOW:
-        seen = seen & (position[:, None] > at[None, :] - WINDOW)
-    return seen
 
 
 @triton.jit
@@ -331,27 +322,27 @@ def attention_kernel(
     sin_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, counters_ptr, cached_ptr, lengths_ptr, block_rows,
     slots, table, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     Q_WIDTH: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr,
-    LEAVES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    LEAVES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
     GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
     LEAST: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    PTX: tl.constexpr, PIPELINED: tl.constexpr, PDL: tl.constexpr,
+    PTX: tl.constexpr, PIPELINED: tl.constexpr, ASK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (t * PARTS + p, s, b * kv_heads + g): kv head g of sequence b for its t-th TILE tokens and the p-th part
-    of the columns; slot s if a slot is one leaf of keys, else the s-th share of the slots, LEAVES leaves each."""
+    """Program (t * PARTS + p, s, b * kv_heads + g): kv head g of sequence b for its t-th token and the p-th part of the
+    columns; slot s if a slot is one leaf of keys, else the s-th share of the slots, LEAVES leaves each."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     KEY_AT: tl.constexpr = HEADS * Q_WIDTH
     KEYS: tl.constexpr = LEAVES * BLOCK
     COLUMNS: tl.constexpr = D // PARTS
     # neighbours read the same keys
     part = tl.program_id(0) % PARTS
-    first = tl.program_id(0) // PARTS * TILE
+    token = tl.program_id(0) // PARTS
     slot = tl.program_id(1)
     sequence = tl.program_id(2) // KV_HEADS
     kv_head = tl.program_id(2) % KV_HEADS
     cached = tl.load(cached_ptr + sequence)
     length = tl.load(lengths_ptr + sequence)
     table_ptr = tables_ptr + sequence * table
-    low, stop = _keys_seen(cached, first, length, TILE, WHOLE, WINDOW)
+    low, stop = _keys_seen(cached, token, length, WHOLE, WINDOW)
     lowest = low // KEYS
     last = (stop + KEYS - 1) // KEYS
     if LEAVES == 1:
@@ -363,7 +354,7 @@ def attention_kernel(
         end = begin + share * KEYS
     # of one leaf it is a third load that waits for none: that pages are numbers from 0 on is asked for this alone
     page = tl.load(table_ptr + tl.minimum(begin // PAGE, table - 1))
-    busy = (first < length) & (begin < stop) & (end > low) & (page >= 0)
+    busy = (token < length) & (begin < stop) & (end > low) & (page >= 0)
     d = tl.arange(0, D)
     c = part * COLUMNS + tl.arange(0, COLUMNS)
     key = tl.arange(0, BLOCK)
@@ -405,34 +396,40 @@ def attention_kernel(
                 tl.store(values_ptr + to.to(tl.int64) * D + d[None, :], new_v, mask=ok)
         if fresh_from < fresh_stop:
             tl.debug_barrier()
-        # queries: TILE tokens of GROUP_PADDED heads each
-        m = tl.arange(0, TILE * GROUP_PADDED)
-        token = first + m // GROUP_PADDED
-        head = kv_head * GROUP + m % GROUP_PADDED
-        real = (token < length) & (m % GROUP_PADDED < GROUP)
-        row = sequence * block_rows + token
+        # queries: those heads of the token that share a kv head
+        m = tl.arange(0, GROUP_PADDED)
+        head = kv_head * GROUP + m
+        real = m < GROUP
+        row = m * 0 + sequence * block_rows + token
+        position = (m * 0 + cached + token)[:, None]
         at = (row * WIDTH + head * Q_WIDTH)[:, None]
         q = rotated(
-            y_ptr, at, real[:, None], d[None, :], q_norm_ptr, cos_ptr, sin_ptr, (cached + token)[:, None], HALF, D, EPS,
-            STORED,
+            y_ptr, at, real[:, None], d[None, :], q_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED
         ).to(DOT)  # fmt: skip
         at = (row * HEADS + head) * slots
         if LEAVES == 1:
             there = begin + key < limit
             k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
             v, v_scales = _rows(values_ptr, value_scales_ptr, place, key, c, there, KV_HEADS, D, FP8_PAGES)
-            seen = _seen(begin + key, cached + token, stop, WHOLE, WINDOW)
+            seen = there & (begin + key >= low)
             top, weights, total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT, PTX)
             out = _weighted(weights, v, v_scales, FP8_PAGES, False, DOT, PTX)
             _put(sums_ptr, highest_ptr, totals_ptr, at + slot, c, top, total, out, real, D)
         else:
-            top = tl.full((TILE * GROUP_PADDED,), -1e30, tl.float32)
-            total = tl.zeros((TILE * GROUP_PADDED,), tl.float32)
-            out = tl.zeros((TILE * GROUP_PADDED, COLUMNS), tl.float32)
+            top = tl.full((GROUP_PADDED,), -1e30, tl.float32)
+            total = tl.zeros((GROUP_PADDED,), tl.float32)
+            out = tl.zeros((GROUP_PADDED, COLUMNS), tl.float32)
             if not PIPELINED:
                 page = tl.load(table_ptr + tl.minimum(begin + BLOCK, stop - 1) // PAGE)  # of the next leaf
+            ahead = tl.load(table_ptr + tl.minimum(begin + 2 * BLOCK, stop - 1) // PAGE)  # of the one after it
             for start in range(begin, limit, BLOCK):
                 after, there = start + BLOCK, start + key < limit
+                if ASK and after + BLOCK < limit:
+                    third = after + BLOCK
+                    there_at = (ahead * PAGE + third % PAGE) * KV_HEADS + kv_head
+                    _ask(keys_ptr, there_at, key, third + key < cached, KV_HEADS, D)
+                    _ask(values_ptr, there_at, key, third + key < cached, KV_HEADS, D)
+                    ahead = tl.load(table_ptr + tl.minimum(third + BLOCK, stop - 1) // PAGE)
                 if PIPELINED:
                     place = (tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE) * KV_HEADS + kv_head
                 k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
@@ -440,7 +437,7 @@ def attention_kernel(
                 if not PIPELINED:
                     place = (page * PAGE + after % PAGE) * KV_HEADS + kv_head
                     page = tl.load(table_ptr + tl.minimum(after + BLOCK, stop - 1) // PAGE)
-                seen = _seen(start + key, cached + token, stop, WHOLE, WINDOW)
+                seen = there & (start + key >= low)
                 leaf_top, weights, leaf_total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT, PTX)
                 leaf_out = _weighted(weights, v, v_scales, FP8_PAGES, PIPELINED, DOT, PTX)
                 top = tl.where(start % KEYS == 0, -1e30, top)  # a split begins: what was before weighs nothing
@@ -466,7 +463,7 @@ def attention_kernel(
 def join_kernel(
     y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, block_rows, slots,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr, FOLD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
+    KEYS: tl.constexpr, FOLD: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
     COLUMNS: tl.constexpr, RUNS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; KEYS of a slot. RUNS runs of RUN
@@ -480,8 +477,7 @@ def join_kernel(
     length = tl.load(lengths_ptr + sequence)
     cached = tl.load(cached_ptr + sequence)
     if token < length:
-        # as many slots as the tile of the token has: those it does not see weigh nothing
-        low, stop = _keys_seen(cached, token // TILE * TILE, length, TILE, WHOLE, WINDOW)
+        low, stop = _keys_seen(cached, token, length, WHOLE, WINDOW)
         lowest = low // KEYS
         last = (stop + KEYS - 1) // KEYS
         c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -524,26 +520,25 @@ def attention(
     leaves = SPLIT // block // fold
     fp8 = pages.key_scales is not None  # whose values go through registers anyway
     stages = UNSTAGED if leaves == 1 or fp8 else pick(y.device, STAGED, UNSTAGED, UNSTAGED)
-    tile = min(TOKENS, sequences.rows) if stages["PIPELINED"] else 1
-    tiles, parts = triton.cdiv(sequences.rows, tile), 1
-    while leaves == 1 and 2 * parts * PART_COLUMNS <= heads.dim and 2 * parts * groups * tiles <= FEW_PROGRAMS:
+    programs, parts = groups * sequences.rows, 1
+    while leaves == 1 and 2 * parts * PART_COLUMNS <= heads.dim and 2 * parts * programs <= FEW_PROGRAMS:
         parts *= 2
     shares = partials.slots
     if leaves > 1:
-        shares = max(1, min(shares, PROGRAMS * multiprocessors(y.device) // (groups * tiles)))
+        shares = max(1, min(shares, PROGRAMS * multiprocessors(y.device) // programs))
     join = leaves == 1 and partials.splits <= JOINED_AT_ONCE
     if join:
-        check_workspace(workspace, 0, groups * tiles * parts)
+        check_workspace(workspace, 0, programs * parts)
     keys, values = pages.keys, pages.values
     if fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     shape: dict[str, Any] = {
         "WIDTH": heads.width, "HEADS": heads.count, "D": heads.dim,
-        "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "FOLD": fold, "TILE": tile,
+        "Q_WIDTH": heads.dim * (2 if heads.gated else 1), "FOLD": fold,
         "WHOLE": sight.whole_block, "WINDOW": sight.window,
     }  # fmt: skip
     math = arithmetic(y.device)
-    attention_kernel[(tiles * parts, shares, groups)](
+    attention_kernel[(sequences.rows * parts, shares, groups)](
         y, keys, values, pages.key_scales if fp8 else keys, pages.value_scales if fp8 else values, pages.tables,
         weights.q_norm, weights.k_norm, weights.cos, weights.sin, partials.sums, partials.highest, partials.totals,
         out, workspace.counters, sequences.cached, sequences.lengths, sequences.rows, partials.slots,
@@ -551,7 +546,7 @@ def attention(
         HALF=weights.cos.shape[1], EPS=weights.eps, SCALE=heads.dim**-0.5 * LOG2_E, PAGE=pages.keys.shape[1],
         GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)), FP8_PAGES=fp8,
         JOIN=join, MAX=E4M3_MAX, LEAST=SMALLEST_SCALE,
-        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **stages, **math,
+        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, ASK=ASK and math["PTX"], **launch_shape(), **stages, **math,
         **dependent(y.device, pdl),
     )  # fmt: skip
     if not join:

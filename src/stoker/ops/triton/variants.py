@@ -181,7 +181,7 @@ def _deltanet(shape: Shape) -> Variant:
 def _heads() -> dict[str, Any]:
     return {
         "WIDTH": HEADS.width, "HEADS": HEADS.count, "D": HEADS.dim, "Q_WIDTH": 2 * HEADS.dim,
-        "FOLD": 1, "TILE": attention.TOKENS, "WHOLE": False, "WINDOW": 0,
+        "FOLD": 1, "WHOLE": False, "WINDOW": 0,
     }  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def _drafter() -> list[Variant]:
 def _short_attention(name: str = "attention of a short context", changes: dict[str, Any] | None = None) -> Variant:
     """Every leaf a program of its own, a quarter of the columns each."""
     split = _attention(fp8=False)
-    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "TILE": 1, "JOIN": True, **attention.UNSTAGED}
+    values = {**split.values, "LEAVES": 1, "FOLD": 4, "PARTS": 4, "JOIN": True, **attention.UNSTAGED}
     amd = {**split.amd, "LEAVES": 1, "FOLD": 8}
     return Variant(name, attention.attention_kernel, values | (changes or {}), split.types, amd)
 
@@ -215,7 +215,7 @@ def _attention(fp8: bool) -> Variant:
     values = {
         **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64, "LEAVES": 4,
         "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": False, "MAX": 448.0, "LEAST": 2.0**-100,
-        "STORED": tl.bfloat16, **attention.NVIDIA, **(attention.UNSTAGED if fp8 else attention.STAGED), **MATH,
+        "STORED": tl.bfloat16, "ASK": True, **attention.NVIDIA, **(attention.UNSTAGED if fp8 else attention.STAGED), **MATH,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"
     types = {**TYPES, "keys_ptr": pages, "values_ptr": pages}
