@@ -308,6 +308,7 @@ def checks(config: ModelConfig) -> dict[str, Callable[[], Found]]:
         "linear INT4 qkv": partial(check_linear, Kind.INT4, heads.width, config.hidden_size),
         "head BF16": partial(check_head, Kind.BF16, config.vocab_size, config.hidden_size),
         "head INT8": partial(check_head, Kind.INT8, config.vocab_size, config.hidden_size),
+        "head INT8 odd": partial(check_head, Kind.INT8, 4608, 384),
         "experts int4": partial(check_moe, config, "int4"),
         "experts hybrid": partial(check_moe, config, "hybrid"),
         "experts nvfp4": partial(check_moe, config, "nvfp4"),

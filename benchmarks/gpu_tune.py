@@ -59,7 +59,6 @@ LONG: list[Setting] = [
     {},
     {"PROGRAMS": 1},
     {"PROGRAMS": 4},
-    {"ASK": False},
     *({"JOIN": {**attention_file.JOIN, **change}} for change in (
         {"RUNS": 8}, {"RUNS": 16}, {"num_warps": 8}, {"COLUMNS": 64, "num_warps": 8},
     )),

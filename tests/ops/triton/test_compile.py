@@ -46,26 +46,13 @@ def test_weights_and_states_are_asked_for_before_a_dependent_launch_waits(compil
 
 def asked_for_before_the_wait() -> dict[str, int]:
     """Loads of memory before the first wait, by kernel."""
-    from unittest.mock import patch
-
-    import triton
-
-    from stoker.ops.triton.compiled import TARGETS, compile_for
+    from stoker.ops.triton.compiled import TARGETS, built
     from stoker.ops.triton.variants import each_kernel
 
-    found, compile_it = {}, triton.compile
+    found = {}
     for variant in each_kernel():
         if variant.name.split()[0] in ("linear", "out", "head", "route", "down", "deltanet"):
-            kept: list[str] = []
-
-            def keep(*arguments, kept=kept, **options):
-                made = compile_it(*arguments, **options)
-                kept.append(made.asm["ptx"])
-                return made
-
-            with patch.object(triton, "compile", keep):
-                compile_for(variant, TARGETS["sm_90"])
-            before, waits, _ = kept[0].partition("griddepcontrol.wait")
+            before, waits, _ = built(variant, TARGETS["sm_90"]).asm["ptx"].partition("griddepcontrol.wait")
             assert waits, f"{variant.name} never waits"
             found[variant.name] = before.count("ld.global")
     return found
@@ -94,3 +81,65 @@ def test_the_triton_of_gpu_machines_compiles_them_too() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Triton 3.6.0" in done.stdout
+
+
+@pytest.mark.parametrize("hidden", [384, 3072])
+def test_sums_are_laid_out_alike_for_few_and_many_tokens(compiler, hidden: int) -> None:
+    """A sum over a tile follows its layout, which the compiler chooses anew for every tile of tokens: the 1/rms of a
+    row of 384 had other bits from nine tokens on."""
+    assert compiler(layouts_of_sums, hidden, 1) == compiler(layouts_of_sums, hidden, 16)
+
+
+def layouts_of_sums(hidden: int, tokens: int) -> dict[str, list[tuple[int, str]]]:
+    """By kernel: axis and layout of every sum of more than two numbers, each once."""
+    import re
+
+    from stoker.ops.packed import Kind
+    from stoker.ops.triton import linear
+    from stoker.ops.triton.compiled import TARGETS, built
+    from stoker.ops.triton.variants import Shape, _experts, _linear, _route
+
+    shape = Shape(hidden, 128, 512, 1552)
+    head = _linear(shape, Kind.INT8, tokens, 4608, hidden, linear.BEST.value, "head")
+    kernels = [_linear(shape, Kind.INT4, tokens), head, _route(shape, tokens)]
+    found = {}
+    for variant in [*kernels, *_experts(shape, tokens, Kind.INT4, Kind.FP8)]:
+        text = built(variant, TARGETS["sm_90"]).asm["ttgir"]
+        layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+        sums = set()
+        for reduce in text.split('"tt.reduce"')[1:]:
+            match = re.search(r"axis = (\d+).*?tensor<([\dx]+)x\w+, (#\w+)", reduce, re.DOTALL)
+            assert match, reduce[:200]
+            axis, sizes, layout = match.groups()
+            adds = "arith.addf" in reduce.split("tt.reduce.return")[0]
+            if adds and int(sizes.split("x")[int(axis)]) > 2:
+                sums.add((int(axis), layouts[layout]))
+        found[variant.name.split(" T=")[0]] = sorted(sums)
+    return found
+
+
+def test_asynchronous_products_of_attention_take_keys_from_registers(compiler) -> None:
+    """From shared memory that threads wrote they read wrong values on an H200; values of whole splits are copied there
+    by hardware, which is safe."""
+    found = compiler(operands_in_shared_memory)
+    assert len(found) == 5
+    assert all(products > 0 for products, _ in found.values()), found
+    staged = {name: shared for name, (_, shared) in found.items() if shared}
+    assert set(staged) == {"attention BF16 keys", "attention of a window"}
+    assert all(shared * 2 == found[name][0] for name, shared in staged.items()), found
+
+
+def operands_in_shared_memory() -> dict[str, tuple[int, int]]:
+    """By kernel: asynchronous products, and those whose first operand is no register."""
+    import re
+
+    from stoker.ops.triton.compiled import TARGETS, built
+    from stoker.ops.triton.variants import each_kernel
+
+    found = {}
+    for variant in each_kernel():
+        if variant.name.startswith("attention"):
+            text = built(variant, TARGETS["sm_90"]).asm["ptx"]
+            products = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, (\{|%rd)", text)
+            found[variant.name] = len(products), products.count("%rd")
+    return found

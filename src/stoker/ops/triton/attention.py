@@ -32,7 +32,7 @@ from stoker.ops.triton.launch import (
     multiprocessors,
     pick,
 )
-from stoker.ops.triton.products import e4m3, wait_for_inputs
+from stoker.ops.triton.products import e4m3, row_sums, wait_for_inputs
 
 LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to which every leaf has its own program
 JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself
@@ -43,7 +43,6 @@ NVIDIA = {"BLOCK": 64, "num_warps": 4}
 AMD = {"BLOCK": 32, "num_warps": 8}  # less local memory
 # leaves of whole splits are in shared memory or on their way there, where there is enough of it
 STAGED, UNSTAGED = {"PIPELINED": True, "num_stages": 2}, {"PIPELINED": False, "num_stages": 1}
-ASK = True
 PROGRAMS = 2  # with whole splits that a multiprocessor holds
 RUN = 16  # splits that are folded one after the other; runs are joined as a tree
 # of the separate launch: columns of a program, runs side by side, slots of each asked for at a time
@@ -128,15 +127,6 @@ def slots_of(tokens: int, splits: int) -> int:
 
 
 @triton.jit
-def _row_sums(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
-    """Sums of rows [n, WIDTH], neighbours first, then pairs of pairs: [n, 1]. A plain sum follows the layout of the
-    tile, which the compiler chooses for each kernel; of two there is but one sum."""
-    for level in tl.static_range(LEVELS):
-        x = tl.sum(tl.reshape(x, (x.shape[0], WIDTH >> (level + 1), 2)), 2)
-    return x
-
-
-@triton.jit
 def rotated(x_ptr, at, ok, d, norm_ptr, cos_ptr, sin_ptr, position, HALF: tl.constexpr, D: tl.constexpr,
              EPS: tl.constexpr, STORED: tl.constexpr):  # fmt: skip
     """Rows [n, D] of x, normed and rotated, rounded to STORED after each. `at` and `position` are [n, 1]."""
@@ -152,7 +142,7 @@ def rotated(x_ptr, at, ok, d, norm_ptr, cos_ptr, sin_ptr, position, HALF: tl.con
     angle = position * HALF + t % HALF
     cos = tl.load(cos_ptr + angle, mask=ok & turns, other=1.0)
     sin = tl.load(sin_ptr + angle, mask=ok & turns, other=0.0)
-    inverse = 1.0 / tl.sqrt(_row_sums(x * x, D, D.bit_length() - 1) / D + EPS)
+    inverse = 1.0 / tl.sqrt(row_sums(x * x, D) / D + EPS)
     near = (near * inverse * tl.load(norm_ptr + t)).to(STORED).to(tl.float32)
     far = (far * inverse * tl.load(norm_ptr + other)).to(STORED).to(tl.float32)
     turned = (near * cos + tl.where(t < HALF, -far, far) * sin).to(STORED)
@@ -325,7 +315,7 @@ def attention_kernel(
     LEAVES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
     GROUP_PADDED: tl.constexpr, FP8_PAGES: tl.constexpr, JOIN: tl.constexpr, MAX: tl.constexpr,
     LEAST: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    PTX: tl.constexpr, PIPELINED: tl.constexpr, ASK: tl.constexpr, PDL: tl.constexpr,
+    PTX: tl.constexpr, PIPELINED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (t * PARTS + p, s, b * kv_heads + g): kv head g of sequence b for its t-th token and the p-th part of the
     columns; slot s if a slot is one leaf of keys, else the s-th share of the slots, LEAVES leaves each."""
@@ -421,15 +411,8 @@ def attention_kernel(
             out = tl.zeros((GROUP_PADDED, COLUMNS), tl.float32)
             if not PIPELINED:
                 page = tl.load(table_ptr + tl.minimum(begin + BLOCK, stop - 1) // PAGE)  # of the next leaf
-            ahead = tl.load(table_ptr + tl.minimum(begin + 2 * BLOCK, stop - 1) // PAGE)  # of the one after it
             for start in range(begin, limit, BLOCK):
                 after, there = start + BLOCK, start + key < limit
-                if ASK and after + BLOCK < limit:
-                    third = after + BLOCK
-                    there_at = (ahead * PAGE + third % PAGE) * KV_HEADS + kv_head
-                    _ask(keys_ptr, there_at, key, third + key < cached, KV_HEADS, D)
-                    _ask(values_ptr, there_at, key, third + key < cached, KV_HEADS, D)
-                    ahead = tl.load(table_ptr + tl.minimum(third + BLOCK, stop - 1) // PAGE)
                 if PIPELINED:
                     place = (tl.load(table_ptr + start // PAGE) * PAGE + start % PAGE) * KV_HEADS + kv_head
                 k, k_scales = _rows(keys_ptr, key_scales_ptr, place, key, d, there, KV_HEADS, D, FP8_PAGES)
@@ -469,22 +452,22 @@ def join_kernel(
     """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; KEYS of a slot. RUNS runs of RUN
     splits each are folded side by side, then joined as a tree: one order, since runs are counted from position 0."""
     SLOTS: tl.constexpr = RUN * FOLD
-    wait_for_inputs(PDL)
     row = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
     sequence = row // block_rows
     token = row % block_rows
     length = tl.load(lengths_ptr + sequence)
     cached = tl.load(cached_ptr + sequence)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    one = tl.arange(0, 1)
+    gate = _gate(y_ptr, row + one, head + one, c, one == 0, WIDTH, D, Q_WIDTH)  # of the launch before the last
+    wait_for_inputs(PDL)
     if token < length:
         low, stop = _keys_seen(cached, token, length, WHOLE, WINDOW)
         lowest = low // KEYS
         last = (stop + KEYS - 1) // KEYS
-        c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         run = tl.arange(0, RUNS)
         at = run * 0 + (row * HEADS + head) * slots
-        one = tl.arange(0, 1)
-        gate = _gate(y_ptr, row + one, head + one, c, one == 0, WIDTH, D, Q_WIDTH)
         top = tl.full((1, COLUMNS), -1e30, tl.float32)
         total = tl.zeros((1, COLUMNS), tl.float32)
         out = tl.zeros((1, COLUMNS), tl.float32)
@@ -493,7 +476,8 @@ def join_kernel(
                 sums_ptr, highest_ptr, totals_ptr, at, c, run >= 0, start + run * SLOTS, SLOTS, lowest, last, D, FOLD,
                 AHEAD,
             )  # fmt: skip
-            tops, totals = run_top[:, None] + run_out * 0, run_total[:, None] + run_out * 0
+            tops = tl.broadcast_to(run_top[:, None], run_out.shape)
+            totals = tl.broadcast_to(run_total[:, None], run_out.shape)
             all_top, all_total, all_out = tl.reduce((tops, totals, run_out), 0, _added)
             top, total, out = _added(top, total, out, all_top[None, :], all_total[None, :], all_out[None, :])
         to = out_ptr + (row * HEADS + head) * D + c[None, :]
@@ -546,12 +530,16 @@ def attention(
         HALF=weights.cos.shape[1], EPS=weights.eps, SCALE=heads.dim**-0.5 * LOG2_E, PAGE=pages.keys.shape[1],
         GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)), FP8_PAGES=fp8,
         JOIN=join, MAX=E4M3_MAX, LEAST=SMALLEST_SCALE,
-        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, ASK=ASK and math["PTX"], **launch_shape(), **stages, **math,
+        STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, **launch_shape(), **stages, **math,
         **dependent(y.device, pdl),
     )  # fmt: skip
     if not join:
         fusion = {key: value for key, value in math.items() if key not in ("DOT", "PTX")}
-        settings = JOIN | ({"RUNS": 1, "COLUMNS": 64} if leaves == 1 else {}) | ({"AHEAD": fold} if INTERPRETED else {})
+        settings = (
+            JOIN
+            | ({"RUNS": 1, "COLUMNS": 64} if partials.splits <= RUN else {})
+            | ({"AHEAD": fold} if INTERPRETED else {})
+        )
         settings["COLUMNS"] = min(settings["COLUMNS"], heads.dim)
         join_kernel[(tokens * heads.count, heads.dim // settings["COLUMNS"])](
             y, partials.sums, partials.highest, partials.totals, out, sequences.cached, sequences.lengths,

@@ -60,6 +60,14 @@ class Needs:
 
 
 def compile_for(variant: Variant, target: Target) -> Needs:
+    compiled = built(variant, target)
+    nvidia = target.backend == "cuda"
+    registers, spills = _nvidia(compiled.asm["cubin"]) if nvidia else _amd(compiled.asm["amdgcn"])
+    return Needs(int(compiled.metadata.shared), registers, spills, int(compiled.metadata.num_warps))
+
+
+def built(variant: Variant, target: Target) -> Any:
+    """Triton's compiled kernel: `asm` has it at every stage."""
     kernel, nvidia = variant.kernel, target.backend == "cuda"
     values = dict(variant.values)
     if not nvidia:
@@ -81,9 +89,7 @@ def compile_for(variant: Variant, target: Target) -> Needs:
     }
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name.endswith("_ptr")}
     source = ASTSource(kernel, signature, constants, aligned)
-    compiled = triton.compile(source, target=GPUTarget(target.backend, target.architecture, 32), options=options)
-    registers, spills = _nvidia(compiled.asm["cubin"]) if nvidia else _amd(compiled.asm["amdgcn"])
-    return Needs(int(compiled.metadata.shared), registers, spills, int(compiled.metadata.num_warps))
+    return triton.compile(source, target=GPUTarget(target.backend, target.architecture, 32), options=options)
 
 
 def _nvidia(cubin: bytes) -> tuple[int | None, int | None]:

@@ -32,7 +32,7 @@ from stoker.ops.triton.launch import (
     weight_shape,
     weight_tensors,
 )
-from stoker.ops.triton.products import token_rows, unit_products
+from stoker.ops.triton.products import row_sums, token_rows, unit_products
 
 PLAIN = tl.constexpr(0)
 STREAM = tl.constexpr(1)
@@ -69,11 +69,11 @@ class Best:
 @triton.jit
 def _inverse_rms(squares_ptr, first, tokens, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
                  EPS: tl.constexpr):  # fmt: skip
-    """[8] fp32 of rows first..first + 7: always eight, so that the sum has one shape."""
+    """[8] fp32 of rows first..first + 7."""
     row = first + tl.arange(0, 8)[:, None]
     part = tl.arange(0, PADDED)[None, :]
     squares = tl.load(squares_ptr + row * PARTS + part, mask=(row < tokens) & (part < PARTS), other=0.0)
-    return 1.0 / tl.sqrt(tl.sum(squares, 1) / SIZE + EPS)
+    return 1.0 / tl.sqrt(tl.reshape(row_sums(squares, PADDED), (8,)) / SIZE + EPS)
 
 
 @triton.jit

@@ -109,6 +109,16 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 
 @triton.jit
+def row_sums(x, WIDTH: tl.constexpr):
+    """Sums of rows [n, WIDTH], neighbours first, then pairs of pairs: [n, 1]. A plain sum follows the layout of the
+    tile, which the compiler chooses for each kernel; of two there is but one sum."""
+    LEVELS: tl.constexpr = WIDTH.bit_length() - 1
+    for level in tl.static_range(LEVELS):
+        x = tl.sum(tl.reshape(x, (x.shape[0], WIDTH >> (level + 1), 2)), 2)
+    return x
+
+
+@triton.jit
 def _nibble(words, j: tl.constexpr, DOT: tl.constexpr):
     return (((words >> (4 * j)) & 0xF) - 8).to(tl.float32).to(DOT)
 

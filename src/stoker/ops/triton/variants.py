@@ -215,7 +215,7 @@ def _attention(fp8: bool) -> Variant:
     values = {
         **_heads(), "KV_HEADS": HEADS.kv_count, "HALF": 32, "EPS": 1e-6, "SCALE": 256**-0.5, "PAGE": 64, "LEAVES": 4,
         "PARTS": 1, "GROUP_PADDED": 16, "FP8_PAGES": fp8, "JOIN": False, "MAX": 448.0, "LEAST": 2.0**-100,
-        "STORED": tl.bfloat16, "ASK": True, **attention.NVIDIA, **(attention.UNSTAGED if fp8 else attention.STAGED), **MATH,
+        "STORED": tl.bfloat16, **attention.NVIDIA, **(attention.UNSTAGED if fp8 else attention.STAGED), **MATH,
     }  # fmt: skip
     pages = "*u8" if fp8 else "*bf16"
     types = {**TYPES, "keys_ptr": pages, "values_ptr": pages}
