@@ -4,12 +4,12 @@
 """Attention of a step between its projections: norms and rope, page write, sums over the keys, output gate.
 
 Keys are visited in leaves of 64 from position 0. A leaf has its own highest score, sum of weights and weighted values;
-leaves are folded in order to splits of 256 keys, splits in order to the result, by one formula wherever it is done. So
-the same bits come from few programs of many splits each, which is best for long contexts, and from many of one leaf and
-a part of the columns each, which have little to wait for. A program has one token's heads of one kv head; new keys are
-written by every program that reads them, each the same values, and are attended to as stored. Masked keys add exact
-zeros. Sums are joined by the last leaf of a head if they are few, else by a launch of its own. A drafter's block
-may see itself whole, or only the last keys.
+leaves are folded in order to splits of 256 keys, splits in order to runs of 16, runs as a tree to the result, by one
+formula wherever it is done. So the same bits come from few programs of many splits each, which is best for long
+contexts, and from many of one leaf and a part of the columns each, which have little to wait for. A program has those
+heads of one token that share a kv head; new keys are written by every program that reads them, each the same values,
+and are attended to as stored. Masked keys add exact zeros. Sums are joined by the last leaf of a head if they are few,
+else by a launch of its own. A drafter's block may see itself whole, or only the last keys.
 """
 
 from dataclasses import dataclass
