@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from hashlib import sha256
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Configuration:
     warm: bool  # prefix cache on, and every request sent twice
     chunked: bool  # prompts in pieces of 64 tokens beside decoding
     kv: str
-    preempted: bool  # half the KV pages that the requests need
+    preempted: bool  # at most half the KV pages that the requests need
 
     @property
     def possible(self) -> bool:
@@ -132,10 +132,11 @@ class Model:
         chosen = self.prompts[first : first + count]
         needs = sorted((_pages(len(prompt) + tokens) for prompt in chosen), reverse=True)
         room = sum(needs[: configuration.batch])
+        tight = max(needs[0], _filled(chosen, room // 2))
         paying = configuration.drafter.split("+")[-1]
         depth = DEPTHS[paying]
         config = EngineConfig(
-            pages=max(needs[0], room // 2) if configuration.preempted else room + sum(needs),  # and all may be cached
+            pages=tight if configuration.preempted else room + sum(needs),  # and all may be cached
             slots=configuration.batch,
             max_depth=depth,
             prefill_budget=CHUNK if configuration.chunked else 64 * CHUNK,
@@ -181,6 +182,13 @@ def _run(
 
 def _pages(tokens: int) -> int:
     return -(-tokens // PAGE_SIZE)
+
+
+def _filled(prompts: Sequence[Sequence[int]], most: int) -> int:
+    """Pages, at most so many, that the first prompts fill to the last one: whoever grows first must make room, however
+    fast the others are."""
+    filled = list(accumulate(_pages(len(prompt) + 1) for prompt in prompts))
+    return max((pages for pages in filled if pages <= most), default=0)
 
 
 def compare(
