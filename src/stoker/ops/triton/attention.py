@@ -21,7 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.ops.attention import E4M3_MAX, SMALLEST_SCALE, SPLIT
+from stoker.ops.triton.attention_join import fold, folded, gate_of, join_kernel, keys_seen
 from stoker.ops.triton.deltanet import Sequences, check_sequences
+from stoker.ops.triton.keys import rotated, store_fp8
 from stoker.ops.triton.launch import (
     INTERPRETED,
     Workspace,
@@ -32,7 +34,7 @@ from stoker.ops.triton.launch import (
     multiprocessors,
     pick,
 )
-from stoker.ops.triton.products import e4m3, row_sums, wait_for_inputs
+from stoker.ops.triton.products import e4m3, wait_for_inputs
 
 LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to which every leaf has its own program
 JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself
@@ -127,121 +129,6 @@ def slots_of(tokens: int, splits: int) -> int:
 
 
 @triton.jit
-def rotated(x_ptr, at, ok, d, norm_ptr, cos_ptr, sin_ptr, position, HALF: tl.constexpr, D: tl.constexpr,
-             EPS: tl.constexpr, STORED: tl.constexpr):  # fmt: skip
-    """Rows [n, D] of x, normed and rotated, rounded to STORED after each. `at` and `position` are [n, 1]."""
-    TURNED: tl.constexpr = triton.next_power_of_2(2 * HALF)
-    x = tl.load(x_ptr + at + d, mask=ok, other=0.0)
-    scale = tl.load(norm_ptr + d + at * 0)  # as many times as there are rows: cheaper than to exchange lanes
-    # what turns is a tile of its own, often a quarter of the columns; its other half comes from the cache
-    t = tl.arange(0, TURNED)[None, :]
-    turns = t < 2 * HALF
-    other = tl.where(t < HALF, t + HALF, tl.where(turns, t - HALF, t))
-    near = tl.load(x_ptr + at + t, mask=ok, other=0.0)
-    far = tl.load(x_ptr + at + other, mask=ok, other=0.0)
-    angle = position * HALF + t % HALF
-    cos = tl.load(cos_ptr + angle, mask=ok & turns, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=ok & turns, other=0.0)
-    inverse = 1.0 / tl.sqrt(row_sums(x * x, D) / D + EPS)
-    near = (near * inverse * tl.load(norm_ptr + t)).to(STORED).to(tl.float32)
-    far = (far * inverse * tl.load(norm_ptr + other)).to(STORED).to(tl.float32)
-    turned = (near * cos + tl.where(t < HALF, -far, far) * sin).to(STORED)
-    if TURNED == D:
-        return turned
-    wide = tl.broadcast_to(turned[:, None, :], (x.shape[0], D // TURNED, TURNED))
-    return tl.where(d < TURNED, tl.reshape(wide, x.shape), (x * inverse * scale).to(STORED))
-
-
-@triton.jit
-def _to_e4m3(x):
-    """Codes of the nearest E4M3 values as int32, ties to even; |x| <= 448."""
-    bits = x.to(tl.int32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-    # below 2^-6 the steps are 2^-9: adding 2^23 steps rounds to whole ones
-    small = (tl.abs(x) * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 0xF
-    code = tl.where(tl.abs(x) < 0.015625, small, normal)
-    return tl.where(bits < 0, code | 0x80, code)
-
-
-@triton.jit
-def _store_fp8(pages_ptr, scales_ptr, place, d, value, ok, KV_HEADS: tl.constexpr, D: tl.constexpr,
-               MAX: tl.constexpr, LEAST: tl.constexpr):  # fmt: skip
-    """As ops.attention.write_pages: a scale per row, values over the scale as stored."""
-    step = tl.maximum(tl.max(tl.abs(value), 1)[:, None] / MAX, LEAST).to(scales_ptr.dtype.element_ty)
-    scaled = tl.minimum(tl.maximum(value / step.to(tl.float32), -MAX), MAX)
-    tl.store(scales_ptr + place, step, mask=ok)
-    tl.store(pages_ptr + place.to(tl.int64) * D + d, _to_e4m3(scaled).to(tl.uint8), mask=ok)
-
-
-@triton.jit
-def _folded(top, total, out, next_top, next_total, next_out):
-    """Two leaves of keys, or what was folded before and a leaf: highest score, sum of weights, weighted values."""
-    after = tl.maximum(top, next_top)
-    fade = tl.exp2(top - after)
-    gain = tl.exp2(next_top - after)
-    out = tl.fma(next_out, tl.broadcast_to(gain[:, None], next_out.shape), out * fade[:, None])
-    return after, tl.fma(next_total, gain, total * fade), out
-
-
-@triton.jit
-def _added(top, total, out, next_top, next_total, next_out):
-    """The same of three tensors of one shape."""
-    after = tl.maximum(top, next_top)
-    fade = tl.exp2(top - after)
-    gain = tl.exp2(next_top - after)
-    return after, tl.fma(next_total, gain, total * fade), tl.fma(next_out, gain, out * fade)
-
-
-@triton.jit
-def _fold(sums_ptr, highest_ptr, totals_ptr, at, c, ok, from_slot, count, lowest, stop, D: tl.constexpr,
-          FOLD: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
-    """Columns c of `count` slots behind slot from_slot [n] of rows `at` [n], those from lowest to stop - 1: FOLD slots
-    are folded to a split, then split by split."""
-    top = tl.full((at.shape[0],), -1e30, tl.float32)
-    total = tl.zeros((at.shape[0],), tl.float32)
-    out = tl.zeros((at.shape[0], c.shape[0]), tl.float32)
-    for start in range(0, count, AHEAD):
-        parts = ()
-        for ahead in tl.static_range(AHEAD):
-            s = from_slot + start + ahead
-            there = ok & (s >= lowest) & (s < stop)
-            cells = (at + s).to(tl.int64)[:, None] * D + c[None, :]
-            parts += ((
-                tl.load(highest_ptr + at + s, mask=there, other=-1e30, cache_modifier=".cg"),
-                tl.load(totals_ptr + at + s, mask=there, other=0.0, cache_modifier=".cg"),
-                tl.load(sums_ptr + cells, mask=there[:, None], other=0.0, cache_modifier=".cg"),
-            ),)  # fmt: skip
-        for split in tl.static_range(AHEAD // FOLD):
-            split_top, split_total, split_out = parts[split * FOLD]
-            for leaf in tl.static_range(1, FOLD):
-                leaf_top, leaf_total, leaf_out = parts[split * FOLD + leaf]
-                split_top, split_total, split_out = _folded(
-                    split_top, split_total, split_out, leaf_top, leaf_total, leaf_out
-                )  # fmt: skip
-            top, total, out = _folded(top, total, out, split_top, split_total, split_out)
-    return top, total, out
-
-
-@triton.jit
-def _gate(y_ptr, row, head, c, ok, WIDTH: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr):
-    """What columns c of heads `head` [n] of rows `row` [n] are multiplied with."""
-    if Q_WIDTH > D:
-        at = (row * WIDTH + head * Q_WIDTH + D)[:, None] + c[None, :]
-        gate = 1.0 / (1.0 + tl.exp(-tl.load(y_ptr + at, mask=ok[:, None], other=0.0)))
-    else:
-        gate = 1.0
-    return gate
-
-
-@triton.jit
-def _keys_seen(cached, token, length, WHOLE: tl.constexpr, WINDOW: tl.constexpr):
-    """First key that a token sees, and the one after the last."""
-    stop = cached + (length if WHOLE else token + 1)
-    return tl.maximum(cached + token + 1 - WINDOW, 0) if WINDOW else stop * 0, stop
-
-
-@triton.jit
 def _in_registers(x):
     """The same, but to the compiler a result: an asynchronous product then takes it from registers. From shared memory
     that threads have written it reads wrong values now and then (Triton 3.6, docs/log.md); copies by hardware are safe.
@@ -332,7 +219,7 @@ def attention_kernel(
     cached = tl.load(cached_ptr + sequence)
     length = tl.load(lengths_ptr + sequence)
     table_ptr = tables_ptr + sequence * table
-    low, stop = _keys_seen(cached, token, length, WHOLE, WINDOW)
+    low, stop = keys_seen(cached, token, length, WHOLE, WINDOW)
     lowest = low // KEYS
     last = (stop + KEYS - 1) // KEYS
     if LEAVES == 1:
@@ -375,10 +262,10 @@ def attention_kernel(
             )  # fmt: skip
             to = (new_page * PAGE + new_at % PAGE) * KV_HEADS + kv_head
             if FP8_PAGES:
-                _store_fp8(
+                store_fp8(
                     keys_ptr, key_scales_ptr, to, d[None, :], new_k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST
                 )  # fmt: skip
-                _store_fp8(
+                store_fp8(
                     values_ptr, value_scales_ptr, to, d[None, :], new_v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST
                 )  # fmt: skip
             else:
@@ -424,7 +311,7 @@ def attention_kernel(
                 leaf_top, weights, leaf_total = _weights(q, k, k_scales, seen, SCALE, FP8_PAGES, DOT, PTX)
                 leaf_out = _weighted(weights, v, v_scales, FP8_PAGES, PIPELINED, DOT, PTX)
                 top = tl.where(start % KEYS == 0, -1e30, top)  # a split begins: what was before weighs nothing
-                top, total, out = _folded(top, total, out, leaf_top, leaf_total, leaf_out)
+                top, total, out = folded(top, total, out, leaf_top, leaf_total, leaf_out)
                 if (after % KEYS == 0) | (after >= limit):
                     _put(sums_ptr, highest_ptr, totals_ptr, at + start // KEYS, c, top, total, out, real, D)
         if JOIN:
@@ -432,56 +319,14 @@ def attention_kernel(
             counter = counters_ptr + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
             if tl.atomic_add(counter, 1, sem="acq_rel") == last - lowest - 1:
                 tl.debug_barrier()
-                gate = _gate(y_ptr, row, head, c, real, WIDTH, D, Q_WIDTH)
+                gate = gate_of(y_ptr, row, head, c, real, WIDTH, D, Q_WIDTH)
                 begin = lowest // FOLD * FOLD
-                top, total, out = _fold(sums_ptr, highest_ptr, totals_ptr, at, c, real, begin + row * 0, last - begin,
+                top, total, out = fold(sums_ptr, highest_ptr, totals_ptr, at, c, real, begin + row * 0, last - begin,
                                         lowest, last, D, FOLD, FOLD)  # fmt: skip
                 out = out / tl.where(real, total, 1.0)[:, None] * gate
                 to = ((row * HEADS + head) * D)[:, None] + c[None, :]
                 tl.store(out_ptr + to, out.to(out_ptr.dtype.element_ty), mask=real[:, None])
                 tl.store(counter, 0)
-
-
-@triton.jit(do_not_specialize=["block_rows", "slots"])
-def join_kernel(
-    y_ptr, sums_ptr, highest_ptr, totals_ptr, out_ptr, cached_ptr, lengths_ptr, block_rows, slots,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr, FOLD: tl.constexpr, WHOLE: tl.constexpr, WINDOW: tl.constexpr,
-    COLUMNS: tl.constexpr, RUNS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (r * heads + h, c): the c-th COLUMNS columns of one head of one row; KEYS of a slot. RUNS runs of RUN
-    splits each are folded side by side, then joined as a tree: one order, since runs are counted from position 0."""
-    SLOTS: tl.constexpr = RUN * FOLD
-    row = tl.program_id(0) // HEADS
-    head = tl.program_id(0) % HEADS
-    sequence = row // block_rows
-    token = row % block_rows
-    length = tl.load(lengths_ptr + sequence)
-    cached = tl.load(cached_ptr + sequence)
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    one = tl.arange(0, 1)
-    gate = _gate(y_ptr, row + one, head + one, c, one == 0, WIDTH, D, Q_WIDTH)  # of the launch before the last
-    wait_for_inputs(PDL)
-    if token < length:
-        low, stop = _keys_seen(cached, token, length, WHOLE, WINDOW)
-        lowest = low // KEYS
-        last = (stop + KEYS - 1) // KEYS
-        run = tl.arange(0, RUNS)
-        at = run * 0 + (row * HEADS + head) * slots
-        top = tl.full((1, COLUMNS), -1e30, tl.float32)
-        total = tl.zeros((1, COLUMNS), tl.float32)
-        out = tl.zeros((1, COLUMNS), tl.float32)
-        for start in range(lowest // (RUNS * SLOTS) * (RUNS * SLOTS), last, RUNS * SLOTS):
-            run_top, run_total, run_out = _fold(
-                sums_ptr, highest_ptr, totals_ptr, at, c, run >= 0, start + run * SLOTS, SLOTS, lowest, last, D, FOLD,
-                AHEAD,
-            )  # fmt: skip
-            tops = tl.broadcast_to(run_top[:, None], run_out.shape)
-            totals = tl.broadcast_to(run_total[:, None], run_out.shape)
-            all_top, all_total, all_out = tl.reduce((tops, totals, run_out), 0, _added)
-            top, total, out = _added(top, total, out, all_top[None, :], all_total[None, :], all_out[None, :])
-        to = out_ptr + (row * HEADS + head) * D + c[None, :]
-        tl.store(to, (out / total * gate).to(out_ptr.dtype.element_ty))
 
 
 def attention(

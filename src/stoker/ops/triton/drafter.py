@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.ops.triton.attention import rotated
 from stoker.ops.triton.deltanet import Sequences, check_sequences
+from stoker.ops.triton.keys import rotated
 from stoker.ops.triton.launch import check, dependent
 from stoker.ops.triton.products import wait_for_inputs
 from stoker.ops.triton.rows import FUSION

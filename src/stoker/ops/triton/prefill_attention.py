@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.ops.attention import E4M3_MAX, SMALLEST_SCALE
-from stoker.ops.triton.attention import AttentionWeights, Heads, Pages, _store_fp8, _stored, rotated
+from stoker.ops.triton.attention import AttentionWeights, Heads, Pages, _stored
+from stoker.ops.triton.keys import rotated, store_fp8
 from stoker.ops.triton.launch import INTERPRETED, arithmetic, check, pick
 from stoker.ops.triton.products import e4m3
 
@@ -48,8 +49,8 @@ def write_kernel(
         page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
         place = (page * PAGE + position % PAGE) * KV_HEADS + kv_head
         if FP8_PAGES:
-            _store_fp8(keys_ptr, key_scales_ptr, place, d, k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
-            _store_fp8(values_ptr, value_scales_ptr, place, d, v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
+            store_fp8(keys_ptr, key_scales_ptr, place, d, k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
+            store_fp8(values_ptr, value_scales_ptr, place, d, v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
         else:
             tl.store(keys_ptr + place.to(tl.int64) * D + d, k, mask=ok)
             tl.store(values_ptr + place.to(tl.int64) * D + d, v, mask=ok)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from stoker.ops.packed import Kind
-from stoker.ops.triton import attention, deltanet, drafter, experts, linear, route, rows
+from stoker.ops.triton import attention, attention_join, deltanet, drafter, experts, linear, route, rows
 from stoker.ops.triton.compiled import Variant
 from stoker.ops.triton.prefill_variants import each_prefill_kernel, every_prefill_variant
 
@@ -228,7 +228,7 @@ def _attention(fp8: bool) -> Variant:
 
 def _join() -> Variant:
     shape = {"KEYS": 256, "RUN": attention.RUN, **attention.JOIN}
-    return Variant("join", attention.join_kernel, {**_heads(), **shape, **PLAIN}, TYPES)
+    return Variant("join", attention_join.join_kernel, {**_heads(), **shape, **PLAIN}, TYPES)
 
 
 def _rows(shape: Shape) -> list[Variant]:
