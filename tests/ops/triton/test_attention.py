@@ -148,7 +148,7 @@ def check_blocks(stored: torch.dtype) -> None:
         assert torch.equal(alone[:, 0], block[:, token]), token
 
 
-# settings that may change no bit: leaves or whole splits to a program, who joins them, tokens and columns of a program
+# settings that may change no bit: leaves or whole splits to a program, who joins them, columns of a program
 SHARES: list[dict[str, Any]] = [
     {"LEAF_CELLS": 0},
     {"JOINED_AT_ONCE": 0},

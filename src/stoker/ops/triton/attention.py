@@ -131,7 +131,7 @@ def slots_of(tokens: int, splits: int) -> int:
 @triton.jit
 def _in_registers(x):
     """The same, but to the compiler a result: an asynchronous product then takes it from registers. From shared memory
-    that threads have written it reads wrong values now and then (Triton 3.6, docs/log.md); copies by hardware are safe.
+    that threads had written some read wrong values on an H200 (Triton 3.6, docs/log.md), from copies by hardware none.
     """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
 
