@@ -27,6 +27,7 @@ from benchmarks.gpu_timing import bandwidth
 from benchmarks.gpu_weights import DRAFTERS, SHAPES, random_drafter, random_model
 from stoker.engine.gpu.accept import Accepted, accept, advance
 from stoker.engine.gpu.dflash import DFlashDraft, DFlashWeights
+from stoker.engine.gpu.graphs import Recorder
 from stoker.engine.gpu.mtp import MtpDraft, mtp_bytes
 from stoker.engine.gpu.state import Bucket, GpuCache
 from stoker.engine.gpu.step import Step
@@ -42,7 +43,7 @@ WARM_UP = 12
 
 
 class Decode:
-    """Steps of one batch: verify, accept, draft, and on to the next; one CUDA graph where there is a GPU."""
+    """Steps of one batch: verify, accept, draft, and on to the next; two CUDA graphs where there is a GPU."""
 
     def __init__(
         self, config: ModelConfig, weights: StepWeights, batch: int, draft: str, length: float | None, context: int,
@@ -75,12 +76,19 @@ class Decode:
         self.ids = torch.randint(0, config.vocab_size, (PATTERN, bucket.tokens), device=self.device, dtype=torch.int32)
         self.clock = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.host = torch.zeros(batch, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Callable[[], None] | None = None
         self.done = 0  # steps that ran
 
     def once(self) -> None:
+        self._first()
+        self._rest()
+
+    def _first(self) -> None:
         torch.index_select(self.ids, 0, self.clock, out=self.step.inputs.token_ids.view(1, -1))
-        self.step.forward()
+        self.step.first()
+
+    def _rest(self) -> None:
+        self.step.rest()
         assumed = None if self.assumed is None else self.assumed.index_select(0, self.clock)[0]
         accept(self.step, self.accepted, assumed)
         if self.drafter is not None:
@@ -90,24 +98,13 @@ class Decode:
         self.clock.add_(1).remainder_(len(self.ids))
 
     def capture(self) -> None:
-        """Two steps as they are compile the kernels; the rest run as a graph."""
+        """One step as it is compiles the kernels; the rest run as graphs."""
+        self.done += 1
         if self.device.type != "cuda":
             self.once()
-            self.done += 1
             return
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.once()
-            self.once()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.once()
-        for _ in range(WARM_UP):
-            self.graph.replay()
-        torch.cuda.synchronize()
-        self.done += 2 + WARM_UP
+        self.graph = Recorder(self.device).record(self._first, self._rest)
+        self.run(WARM_UP)
 
     def run(self, steps: int, read: bool = True) -> tuple[float, int]:
         """Seconds of so many steps, and the tokens they gained; `read`: the host looks at each step's."""
@@ -119,7 +116,7 @@ class Decode:
             if self.graph is None:
                 self.once()
             else:
-                self.graph.replay()
+                self.graph()
             if read:
                 self._wait()
                 tokens += sum(self.host.tolist())

@@ -41,7 +41,9 @@ def _settings(*numbers: tuple[int, int, int]) -> list[Setting]:
 FEW = _settings((1, 2, 64), (1, 6, 80), (1, 6, 96), (2, 1, 96), (2, 2, 96), (2, 3, 96), (2, 3, 128), (2, 6, 128))
 SHARED_ROWS = _settings((1, 2, 96), (1, 4, 96), (1, 8, 96), (1, 8, 128), (2, 4, 128), (2, 8, 168))
 MANY = _settings((1, 1, 96), (1, 2, 128), (2, 1, 128), (2, 2, 128), (2, 3, 168), (4, 1, 168))
-WIDE = _settings((1, 1, 64), (1, 1, 128), (1, 2, 96), (1, 3, 128), (2, 1, 128))
+WIDE = _settings(
+    (1, 1, 64), (1, 3, 64), (1, 3, 80), (1, 3, 96), (1, 2, 96), (1, 3, 128), (2, 1, 128), (2, 3, 128), (4, 1, 128)
+)
 LINEARS = [  # (format, out, in, tokens, settings)
     (Kind.INT4, 20608, 3072, 1, FEW),
     (Kind.INT4, 17408, 3072, 1, FEW),
@@ -53,7 +55,18 @@ LINEARS = [  # (format, out, in, tokens, settings)
 ]
 GATE_UP: list[Setting] = [
     {"AHEAD": ahead, "SHARED_AHEAD": shared, "maxnreg": registers}
-    for ahead, shared, registers in ((1, 1, 96), (2, 1, 96), (3, 1, 96), (2, 1, 128), (3, 1, 128), (6, 1, 168))
+    for ahead, shared, registers in (
+        (1, 1, 96),
+        (2, 1, 96),
+        (2, 2, 96),
+        (2, 3, 96),
+        (3, 1, 96),
+        (3, 3, 96),
+        (2, 1, 128),
+        (2, 6, 128),
+        (3, 1, 128),
+        (6, 1, 168),
+    )
 ]
 LONG: list[Setting] = [
     {},
@@ -66,7 +79,17 @@ LONG: list[Setting] = [
 SHORT: list[Setting] = [{}, {"FEW_PROGRAMS": 8}, {"FEW_PROGRAMS": 32}, {"FEW_PROGRAMS": 64}, {"JOINED_AT_ONCE": 0}]
 DOWN: list[Setting] = [
     {"AHEAD": ahead, "SHARED_AHEAD": shared, "maxnreg": registers}
-    for ahead, shared, registers in ((2, 1, 96), (4, 1, 96), (8, 1, 96), (8, 1, 128), (8, 2, 128), (4, 1, 64))
+    for ahead, shared, registers in (
+        (2, 1, 96),
+        (4, 1, 96),
+        (4, 2, 96),
+        (4, 8, 96),
+        (8, 1, 96),
+        (8, 4, 96),
+        (8, 8, 128),
+        (8, 1, 128),
+        (4, 1, 64),
+    )
 ]
 
 
@@ -93,10 +116,10 @@ def tune_linear(kind: Kind, out: int, inputs: int, tokens: int, settings: list[S
     return _sorted(f"{kind.name} {out}x{inputs} T={tokens}", found)
 
 
-def tune_experts(tokens: int) -> list[dict[str, Any]]:
+def tune_experts(tokens: int, weights: str) -> list[dict[str, Any]]:
     config = QWEN_122B
     assert config.moe is not None
-    layers = random_model(only(config, FULL, 4), "int4", DEVICE, 64).layers
+    layers = random_model(only(config, FULL, 4), weights, DEVICE, 64).layers
     x = torch.randn(tokens, config.hidden_size, device=DEVICE).bfloat16()
     scale, space = torch.ones(config.hidden_size, device=DEVICE), workspace(tokens)
     stream, routing = Stream(x, scale, x.clone()), Routing.allocate(tokens, config.moe.top_k, DEVICE)
@@ -118,7 +141,7 @@ def tune_experts(tokens: int) -> list[dict[str, Any]]:
             ]  # fmt: skip
             which = {"gate_up" if gate_up else "down": setting} if setting else {}
             found.append({"setting": which, "dependent": pdl, "us": _try(partial(graph_us, calls, 5))})
-    return _sorted(f"experts int4 T={tokens}", found)
+    return _sorted(f"experts {weights} T={tokens}", found)
 
 
 def tune_deltanet(batch: int, count: int) -> list[dict[str, Any]]:
@@ -181,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     jobs = [partial(tune_linear, *job) for job in LINEARS]
-    jobs += [partial(tune_experts, tokens) for tokens in (1, 4, 12)]
+    jobs += [partial(tune_experts, tokens, weights) for weights in ("int4", "hybrid") for tokens in (1, 4, 12)]
     jobs += [partial(tune_deltanet, batch, count) for batch, count in ((1, 1), (1, 13), (4, 3))]
     cases = ((1, 1, 640), (1, 3, 640), (4, 1, 640), (4, 3, 640), (1, 1, 32768), (1, 3, 32768), (1, 1, 131072))
     jobs += [partial(tune_attention, *each) for each in cases]

@@ -36,6 +36,8 @@ PARITY = {
     "join": "test_attention.py",
     "begin": "test_rows.py",
     "mtp_inputs": "test_rows.py",
+    "accept": "test_accept.py",
+    "advance": "test_accept.py",
     "remember": "../../engine/gpu/test_dflash.py",
     "swiglu": "../../engine/gpu/test_dflash.py",
     "prefill_linear": "test_prefill_products.py",

@@ -118,12 +118,15 @@ class Model:
         answers = []
         for index in range(first, first + count):
             prompt = self.prompts[index]
-            pages = _pages(len(prompt) + tokens)
-            budget = _pages(len(prompt)) * CHUNK
-            config = EngineConfig(pages=pages, slots=1, max_depth=0, prefill_budget=budget, kv_dtype=kv)
-            engine = self._engine(config, DraftChoice.parse("none"))
+            engine = self.engine_for(len(prompt) + tokens, kv)
             answers += _run(engine, [prompt], [sampling_of(sampling, index, tokens)], 0)[0]
         return answers
+
+    def engine_for(self, length: int, kv: str = "bf16") -> Engine:
+        """For one request of so many tokens at a time, its prompt in one piece, without drafts."""
+        pages = _pages(length)
+        config = EngineConfig(pages=pages, slots=1, max_depth=0, prefill_budget=pages * CHUNK, kv_dtype=kv)
+        return self._engine(config, DraftChoice.parse("none"))
 
     def configured(
         self, configuration: Configuration, sampling: str, first: int, count: int, tokens: int

@@ -1,9 +1,9 @@
-"""Text of two devices beside each other: here the CPU twice, and a second one that strays."""
+"""Log-probabilities of two devices beside fp32: here the CPU twice, and a second one that is off."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from benchmarks.lossless import Model
 
 from benchmarks import gpu_agreement
 
@@ -12,18 +12,19 @@ def test_the_same_device_agrees_with_itself() -> None:
     found = gpu_agreement.main(["--prompts", "2", "--tokens", "8", "--device", "cpu"])
     assert found["prompts_identical"] == 2
     assert found["tokens_agreed"] == 16
-    assert found["largest_margin_where_they_part"] == 0.0
+    assert found["distance_from_fp32"] == found["distance_of_the_cpu"] > 0
 
 
-def test_a_token_that_is_clearly_less_likely_is_an_error() -> None:
-    alone, devices = Model.alone, []
+def test_more_than_the_error_of_bf16_is_an_error() -> None:
+    answers, asked = gpu_agreement.answers, []
 
     def strays(model, *arguments):
-        answers = alone(model, *arguments)
-        devices.append(model)
-        return (
-            answers if len(devices) == 1 else [[answer[0], (answer[1] + 1) % 4000, *answer[2:]] for answer in answers]
-        )
+        found = answers(model, *arguments)
+        asked.append(model)
+        if len(asked) == 1:
+            return found
+        return [[replace(each, top=tuple((token, value - 0.2) for token, value in each.top)) for each in answer]
+                for answer in found]  # fmt: skip
 
-    with patch.object(Model, "alone", strays), pytest.raises(SystemExit, match="clearly less likely"):
+    with patch.object(gpu_agreement, "answers", strays), pytest.raises(SystemExit, match="further from fp32"):
         gpu_agreement.main(["--prompts", "2", "--tokens", "8", "--device", "cpu"])

@@ -18,6 +18,7 @@ GROUP = 128  # inputs that share a scale
 UNIT = 16  # output rows of one matrix-instruction operand
 ROW_PADDING = 32  # programs take one or two units
 MAX_TOKENS = 128  # rows of a step
+COUNTERS_APART = 32  # a cache line, so that programs which count do not all go to one part of the cache
 ZERO_POINT = 8
 
 
@@ -31,7 +32,7 @@ class PackedInt4:
 
     packed: Tensor  # [.., rows/16, in/128, 16, 32] int16
     scales: Tensor  # [.., in/128, rows] fp16, signed; zero where rows exceed `out_features`
-    counters: Tensor  # [rows/16 * 8] int32: programs done per block of rows and tokens; zero between calls
+    counters: Tensor  # [rows/16 * 8, COUNTERS_APART] int32: programs done per block of rows and tokens, in column 0
     out_features: int
 
     @property
@@ -84,7 +85,9 @@ def pack_int4(qweight: Tensor, scales: Tensor) -> PackedInt4:
     return PackedInt4(
         packed=packed.permute(*dims, u, g, m, p).contiguous(),
         scales=pad(scales, (0, extra)).contiguous(),
-        counters=torch.zeros((out + extra) // UNIT * (MAX_TOKENS // UNIT), dtype=torch.int32, device=qweight.device),
+        counters=torch.zeros(
+            (out + extra) // UNIT * (MAX_TOKENS // UNIT), COUNTERS_APART, dtype=torch.int32, device=qweight.device
+        ),
         out_features=out,
     )
 

@@ -402,9 +402,10 @@ def test_recording_leaves_no_trace(
 ) -> None:
     """On a GPU every program runs once on an empty batch before the first request comes, whatever it drafts."""
 
-    def record(self: graphs.Recorder, body: Callable[[], None]) -> Callable[[], None]:
-        body()
-        return body
+    def record(self: graphs.Recorder, *bodies: Callable[[], None]) -> graphs.Recorded:
+        recorded = graphs.Recorded(bodies)
+        recorded()
+        return recorded
 
     monkeypatch.setattr(graphs.Recorder, "record", record)
     engine = gpu.with_network(kind, depth=depth)[0]

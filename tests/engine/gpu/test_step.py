@@ -130,6 +130,11 @@ def check_accept() -> None:
     accept(step, accepted, torch.tensor([1, 2], dtype=torch.int32))
     assert accepted.counts.tolist() == [1, 2], "assumed acceptance is taken as it is"
     assert accepted.last_rows.tolist() == [0, 4]
+    drafts = torch.tensor([[60, 70], [61, 71]], dtype=torch.int32).t()  # as a MTP head leaves them: depth first
+    advance(step, accepted, drafts)
+    assert step.inputs.token_ids.tolist() == [8, 60, 61, 3, 70, 71]
+    with pytest.raises(ValueError, match=r"drafts must be \[2, 2\] int32, found \[2, 1\]"):
+        advance(step, accepted, drafts[:, :1])
 
 
 def check_counts() -> None:

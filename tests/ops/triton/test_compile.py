@@ -16,7 +16,7 @@ NAMES = ["sm_90", "sm_121", "gfx1151", "gfx1201", "gfx1100"]
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_fit(compiler, name: str) -> None:
     needs, limit = compiler(compiled, name)
-    assert len(needs) == (36 if name.startswith("sm_") else 32)
+    assert len(needs) == (38 if name.startswith("sm_") else 34)
     assert all(shared <= limit for shared, _ in needs.values()), needs
 
 
@@ -45,16 +45,16 @@ def test_weights_and_states_are_asked_for_before_a_dependent_launch_waits(compil
 
 
 def asked_for_before_the_wait() -> dict[str, int]:
-    """Loads of memory before the first wait, by kernel."""
+    """Loads of memory right before a wait, by kernel: the most of them where it waits in several branches."""
     from stoker.ops.triton.compiled import TARGETS, built
     from stoker.ops.triton.variants import each_kernel
 
     found = {}
     for variant in each_kernel():
         if variant.name.split()[0] in ("linear", "out", "head", "route", "down", "deltanet"):
-            before, waits, _ = built(variant, TARGETS["sm_90"]).asm["ptx"].partition("griddepcontrol.wait")
-            assert waits, f"{variant.name} never waits"
-            found[variant.name] = before.count("ld.global")
+            before = built(variant, TARGETS["sm_90"]).asm["ptx"].split("griddepcontrol.wait")[:-1]
+            assert before, f"{variant.name} never waits"
+            found[variant.name] = max(part.rsplit("\n$L__BB", 1)[-1].count("ld.global") for part in before)
     return found
 
 

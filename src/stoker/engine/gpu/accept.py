@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stoker.engine.gpu.step import Step
+from stoker.ops.triton.accept import accept_drafts, advance_inputs
 
 
 @dataclass(frozen=True)
@@ -32,29 +33,11 @@ def accept(step: Step, accepted: Accepted, assumed: Tensor | None = None) -> Non
 
     `assumed` [B] int32 is taken for the counts instead, to measure speed at a given acceptance with random weights.
     """
-    rows = step.bucket.rows
-    tokens = step.buffers.tokens.view(-1, rows)
-    accepted.tokens.copy_(tokens)
-    if rows == 1:
-        accepted.counts.fill_(1)
-    elif assumed is None:
-        drafts = step.inputs.token_ids.view(-1, rows)[:, 1:]
-        right = (drafts == tokens[:, :-1]).int().cumprod(1).sum(1)
-        accepted.counts.copy_(right + 1)
-    else:
-        accepted.counts.copy_(assumed)
-    first = torch.arange(step.bucket.sequences, device=tokens.device) * rows
-    torch.add(first - 1, accepted.counts, out=accepted.last_rows)
+    ids, chosen = (tensor.view(accepted.tokens.shape) for tensor in (step.inputs.token_ids, step.buffers.tokens))
+    accept_drafts(ids, chosen, accepted.counts, accepted.tokens, accepted.last_rows, assumed, step.pdl)
 
 
 def advance(step: Step, accepted: Accepted, drafts: Tensor | None) -> None:
     """The next step: it replays what was accepted, and computes the newest token and the drafts after it."""
-    rows = step.bucket.rows
-    sequences = step.inputs.sequences
-    sequences.cached.add_(accepted.counts)
-    sequences.replay.copy_(accepted.counts)
-    ids = step.inputs.token_ids.view(-1, rows)
-    newest = accepted.tokens.gather(1, (accepted.counts - 1).long()[:, None])
-    ids[:, :1].copy_(newest)
-    if drafts is not None:
-        ids[:, 1:].copy_(drafts)
+    ids, sequences = step.inputs.token_ids.view(accepted.tokens.shape), step.inputs.sequences
+    advance_inputs(accepted.counts, accepted.tokens, drafts, ids, sequences.cached, sequences.replay, step.pdl)

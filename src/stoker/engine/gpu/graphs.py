@@ -1,7 +1,7 @@
 """Launches recorded once and replayed, and numbers on their way between host and device: nothing here allocates in a
 step. Without a GPU the launches are made anew each time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,19 @@ from torch import Tensor
 
 
 class Recorded:
-    """A graph, and the body it was recorded from. The graph has only the addresses of what the body works on: without
-    the body that memory might be anyone's."""
+    """Bodies that run one after the other, each as a graph if there are graphs of them. A graph has only the addresses
+    of what its body works on: without the body that memory might be anyone's."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
-        self._graph, self._body = graph, body
+    def __init__(self, bodies: Sequence[Callable[[], None]]) -> None:
+        self._bodies = bodies
+        self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self) -> None:
-        self._graph.replay()
+        for graph in self.graphs:
+            graph.replay()
+        if not self.graphs:
+            for body in self._bodies:
+                body()
 
 
 class Recorder:
@@ -26,20 +31,25 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.count = 0  # of what was recorded
 
-    def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        """`body` as a CUDA graph. It runs once as it is, which compiles its kernels: on an empty batch, please."""
+    def record(self, *bodies: Callable[[], None]) -> Recorded:
+        """`bodies`, one after the other, as a CUDA graph each. They run once as they are, which compiles their kernels:
+        on an empty batch, please. Launching takes the host longer the more kernels a graph has, and the GPU waits for
+        it: a short first body is computed while the second is launched."""
         self.count += 1
+        recorded = Recorded(bodies)
         if self._device.type != "cuda":
-            return body
+            return recorded
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
-            body()
+            recorded()
         torch.cuda.current_stream(self._device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            body()
-        return Recorded(graph, body)
+        graphs = [torch.cuda.CUDAGraph() for _ in bodies]
+        for graph, body in zip(graphs, bodies, strict=True):
+            with torch.cuda.graph(graph, pool=self._pool):
+                body()
+        recorded.graphs = graphs
+        return recorded
 
 
 class Upload:

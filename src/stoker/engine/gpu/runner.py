@@ -80,7 +80,7 @@ class Program:
         self._following: Upload | None = None
 
     def record(self) -> None:
-        self.forward = self._recorder.record(self._forward)
+        self.forward = self._recorder.record(self._first, self._rest)
 
     def follow(self, network: MtpDrafter, buffers: StepBuffers) -> None:
         """The MTP head is to see every token this program computes."""
@@ -94,9 +94,12 @@ class Program:
         numbers = [(tokens, slot, cached, len(tokens), replay) for tokens, slot, cached, replay in rows]
         fill_numbers(self._upload, self.bucket, numbers)
 
-    def _forward(self) -> None:
+    def _first(self) -> None:
         copy_tables(self._tables, self.step.inputs)
-        self.step.forward()
+        self.step.first()
+
+    def _rest(self) -> None:
+        self.step.rest()
         if self.context is not None:
             self.context.run()
 

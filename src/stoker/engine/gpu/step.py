@@ -16,6 +16,8 @@ from stoker.ops.triton.linear import Norm, Stream, linear
 from stoker.ops.triton.route import Routing, route
 from stoker.ops.triton.rows import begin, best_tokens
 
+FIRST_LAYERS = 4
+
 
 class Step:
     """Embeds `inputs.token_ids`, runs every layer and leaves the best token after each row in `buffers.tokens`.
@@ -49,23 +51,37 @@ class Step:
         self.features = features[: bucket.tokens]
 
     def forward(self) -> None:
-        weights, buffers = self.weights, self.buffers
-        layers = weights.layers
-        start = Stream(buffers.x, layers[0].input_norm, buffers.scaled)
-        begin(start, buffers.squares, self.inputs.token_ids, weights.embedding, self.pdl)
-        following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
-        stages = zip(layers, self.cache.layers, buffers.routing, following, strict=True)
-        for index, (layer, state, routing, norm) in enumerate(stages):
-            run_layer(self.config, layer, state, self.inputs, buffers, routing, norm, self.pdl)
-            if index in self._taps:
-                self.features.unflatten(1, (len(self._taps), -1))[:, self._taps.index(index)].copy_(buffers.x)
-        self.choose()
+        self.first()
+        self.rest()
 
-    def choose(self) -> None:
-        """The head over the stream as it stands, and the best token of each row."""
+    def first(self) -> None:
+        """Embedding and the first layers: enough work for the host to launch the rest meanwhile."""
+        buffers, weights = self.buffers, self.weights
+        start = Stream(buffers.x, weights.layers[0].input_norm, buffers.scaled)
+        begin(start, buffers.squares, self.inputs.token_ids, weights.embedding, self.pdl)
+        for index in range(min(FIRST_LAYERS, len(weights.layers))):
+            self._layer(index)
+
+    def rest(self) -> None:
+        for index in range(FIRST_LAYERS, len(self.weights.layers)):
+            self._layer(index)
+        self.choose(alone=len(self.weights.layers) <= FIRST_LAYERS)
+
+    def _layer(self, index: int) -> None:
+        layers, buffers = self.weights.layers, self.buffers
+        following = layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.norm
+        run_layer(
+            self.config, layers[index], self.cache.layers[index], self.inputs, buffers, buffers.routing[index],
+            following, self.pdl, alone=index == FIRST_LAYERS,
+        )  # fmt: skip
+        if index in self._taps:
+            self.features.unflatten(1, (len(self._taps), -1))[:, self._taps.index(index)].copy_(buffers.x)
+
+    def choose(self, alone: bool = False) -> None:
+        """The head over the stream as it stands, and the best token of each row; `alone` as in `run_layer`."""
         buffers = self.buffers
         norm = Norm(buffers.squares, self.config.rms_norm_eps)
-        linear(buffers.scaled, self.weights.head, buffers.best, buffers.workspace, norm, self.pdl)
+        linear(buffers.scaled, self.weights.head, buffers.best, buffers.workspace, norm, self.pdl and not alone)
         best_tokens(buffers.best, self.config.vocab_size, buffers.tokens, self.pdl)
 
 
@@ -78,15 +94,17 @@ def run_layer(
     routing: Routing,
     next_scale: Tensor,
     pdl: bool,
+    alone: bool = False,
 ) -> None:
-    """Six launches, as a rule. `buffers` hold the stream prepared for the first norm, afterwards for `next_scale`."""
+    """Six launches, as a rule. `buffers` hold the stream prepared for the first norm, afterwards for `next_scale`.
+    `alone`: nothing was launched before it in the same graph, for which the first could wait inside."""
     assert config.moe is not None
     eps, space = config.rms_norm_eps, buffers.workspace
     kind = FULL if isinstance(state, KVPages) else LINEAR
     rows, width = buffers.x.shape[0], layer.mixer.inputs.out_features
     projected, mixed = buffers.projected[kind].view(-1)[: rows * width].view(rows, width), buffers.mixed[kind]
     norm = Norm(buffers.squares, eps)
-    linear(buffers.scaled, layer.mixer.inputs, projected, space, norm, pdl)
+    linear(buffers.scaled, layer.mixer.inputs, projected, space, norm, pdl and not alone)
     if isinstance(state, KVPages):
         assert isinstance(layer.mixer, AttentionLayer)
         pages = Pages(state.keys, state.values, inputs.tables, state.key_scales, state.value_scales)

@@ -25,6 +25,7 @@ from stoker.ops.triton.attention_join import fold, folded, gate_of, join_kernel,
 from stoker.ops.triton.deltanet import Sequences, check_sequences
 from stoker.ops.triton.keys import rotated, store_fp8
 from stoker.ops.triton.launch import (
+    APART,
     INTERPRETED,
     Workspace,
     arithmetic,
@@ -48,7 +49,7 @@ STAGED, UNSTAGED = {"PIPELINED": True, "num_stages": 2}, {"PIPELINED": False, "n
 PROGRAMS = 2  # with whole splits that a multiprocessor holds
 RUN = 16  # splits that are folded one after the other; runs are joined as a tree
 # of the separate launch: columns of a program, runs side by side, slots of each asked for at a time
-JOIN = {"COLUMNS": 32, "RUNS": 32, "AHEAD": 16, "num_warps": 4}
+JOIN = {"COLUMNS": 32, "RUNS": 8, "AHEAD": 16, "num_warps": 4}
 
 
 @dataclass(frozen=True)
@@ -316,7 +317,7 @@ def attention_kernel(
                     _put(sums_ptr, highest_ptr, totals_ptr, at + start // KEYS, c, top, total, out, real, D)
         if JOIN:
             tl.debug_barrier()
-            counter = counters_ptr + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+            counter = counters_ptr + (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * APART
             if tl.atomic_add(counter, 1, sem="acq_rel") == last - lowest - 1:
                 tl.debug_barrier()
                 gate = gate_of(y_ptr, row, head, c, real, WIDTH, D, Q_WIDTH)

@@ -19,6 +19,7 @@ from torch import Tensor
 from stoker.ops.int4_linear import GROUP, UNIT
 from stoker.ops.packed import Kind, PackedWeight
 from stoker.ops.triton.launch import (
+    APART,
     Workspace,
     arithmetic,
     check,
@@ -199,12 +200,13 @@ def down_kernel(
     if live:
         tl.debug_barrier()
         expected = tl.load(tile_count_ptr) + shared_tiles
-        if tl.atomic_add(counters_ptr + unit, 1, sem="acq_rel") == expected - 1:
+        counter = counters_ptr + unit * APART
+        if tl.atomic_add(counter, 1, sem="acq_rel") == expected - 1:
             tl.debug_barrier()
             for first in range(0, tokens, 8):
                 _combine(outputs_ptr, weights_ptr, shared_ptr, stream_ptr, next_scale_ptr, scaled_ptr, squares_ptr,
                          unit, first, tokens, OUT, TOP_K, SHARED)  # fmt: skip
-            tl.store(counters_ptr + unit, 0)
+            tl.store(counter, 0)
 
 
 def experts(

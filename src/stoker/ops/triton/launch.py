@@ -8,10 +8,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from stoker.ops.int4_linear import GROUP, MAX_TOKENS, UNIT
+from stoker.ops.int4_linear import COUNTERS_APART, GROUP, MAX_TOKENS, UNIT
 from stoker.ops.packed import Kind, PackedWeight
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+APART = tl.constexpr(COUNTERS_APART)
 UNROLL = 8  # groups of a slice in straight-line code; longer slices loop
 
 
@@ -20,13 +21,13 @@ class Workspace:
     """Memory that kernels of one stream use in turn, so that none is allocated in a step."""
 
     partial: Tensor  # fp32: sums of programs that share a row's inputs
-    counters: Tensor  # int32, zero between launches: programs done
+    counters: Tensor  # [n, COUNTERS_APART] int32, zero between launches: programs done, in column 0
 
     @classmethod
     def allocate(cls, partial: int, counters: int, device: torch.device | str) -> "Workspace":
         return cls(
             torch.empty(max(1, partial), dtype=torch.float32, device=device),
-            torch.zeros(max(1, counters), dtype=torch.int32, device=device),
+            torch.zeros(max(1, counters), COUNTERS_APART, dtype=torch.int32, device=device),
         )
 
 
@@ -130,8 +131,8 @@ def check_weight(name: str, weight: PackedWeight, like: Tensor, experts: bool = 
 
 
 def check_workspace(workspace: Workspace, partial: int, counters: int) -> None:
-    if workspace.partial.numel() < partial or workspace.counters.numel() < counters:
+    if workspace.partial.numel() < partial or len(workspace.counters) < counters:
         raise ValueError(
-            f"the workspace has {workspace.partial.numel()} partial sums and {workspace.counters.numel()} counters, "
+            f"the workspace has {workspace.partial.numel()} partial sums and {len(workspace.counters)} counters, "
             f"this launch needs {partial} and {counters}."
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 from stoker.ops.int4_linear import GROUP, UNIT
 from stoker.ops.packed import Kind, PackedWeight
 from stoker.ops.triton.launch import (
+    APART,
     Workspace,
     arithmetic,
     check,
@@ -149,7 +150,7 @@ def linear_kernel(
             tl.store(at, products[u], mask=column < tokens)
         # The program that comes last adds the parts, always from the first to the last.
         tl.debug_barrier()
-        counter = counters_ptr + tl.program_id(1) * (ROWS // 16) + tl.program_id(0)
+        counter = counters_ptr + (tl.program_id(1) * (ROWS // 16) + tl.program_id(0)) * APART
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
             tl.debug_barrier()
             for u in tl.static_range(UNITS):
@@ -230,6 +231,8 @@ def launch_shape(tokens: int, rows: int, in_features: int, kind: Kind = Kind.INT
     cut: dict[str, Any]
     if split > 1:
         cut = {"UNITS": 1, "AHEAD": 4 if kind.tiles == 1 else 1, **register_limit(128)}
+    elif kind is Kind.INT8 and tokens <= 8:
+        cut = {"UNITS": 1, "AHEAD": 3, **register_limit(80)}
     elif kind is not Kind.INT4:  # not measured yet: enough registers for two groups of weights in flight
         cut = {"UNITS": 1, "AHEAD": 1, **register_limit(96 if tokens <= 8 else 128)}
     elif tokens <= 8:

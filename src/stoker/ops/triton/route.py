@@ -19,6 +19,7 @@ from stoker.ops.int4_linear import GROUP, UNIT
 from stoker.ops.packed import Kind, PackedWeight
 from stoker.ops.triton.deltanet import Sequences
 from stoker.ops.triton.launch import (
+    APART,
     Workspace,
     arithmetic,
     check,
@@ -104,8 +105,11 @@ def _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, lengths_
     total = tl.zeros((8,), tl.float32)
     if not RENORMALIZE:
         total = tl.sum(tl.exp(left - highest[:, None]), 1)
-    found = ()
-    for _ in tl.static_range(TOP_K):
+    PLACES: tl.constexpr = triton.next_power_of_2(TOP_K)
+    place = tl.arange(0, PLACES)[None, :]
+    chosen = tl.zeros((8, PLACES), tl.int32)
+    likelihoods = tl.zeros((8, PLACES), tl.float32)
+    for rank in tl.static_range(TOP_K):
         best = tl.max(left, 1)
         index = tl.min(tl.where(left == best[:, None], expert, PADDED), 1)
         index = tl.minimum(index, EXPERTS - 1)  # a row of NaN has no best; what follows must stay in bounds
@@ -113,13 +117,15 @@ def _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, lengths_
         likelihood = tl.exp(best - highest)
         if RENORMALIZE:
             total += likelihood
-        found += (index, likelihood)
+        chosen = tl.where(place == rank, index[:, None], chosen)
+        likelihoods = tl.where(place == rank, likelihood[:, None], likelihoods)
     real = ok
     if PADS:
         real = token % block_rows < tl.load(lengths_ptr + token // block_rows, mask=ok, other=0)
-    for rank in tl.static_range(TOP_K):
-        tl.store(experts_ptr + token * TOP_K + rank, tl.where(real, found[2 * rank], -1), mask=ok)
-        tl.store(weights_ptr + token * TOP_K + rank, tl.where(real, found[2 * rank + 1] / total, 0.0), mask=ok)
+    at = token[:, None] * TOP_K + place
+    there = ok[:, None] & (place < TOP_K)
+    tl.store(experts_ptr + at, tl.where(real[:, None], chosen, -1), mask=there)
+    tl.store(weights_ptr + at, tl.where(real[:, None], likelihoods / total[:, None], 0.0), mask=there)
 
 
 @triton.jit
@@ -155,31 +161,34 @@ def route_kernel(
     ROWS: tl.constexpr, IN: tl.constexpr, SLICES: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, t, s): the b-th 16 experts, the t-th COLUMNS tokens, the s-th part of the inputs. PAIRS_PADDED is
-    1 if pairs need no grouping here: one token, or more than GROUPED_AT_ONCE."""
+    """Program (b, t, s): the b-th 16 experts, the t-th COLUMNS tokens, the s-th part of the inputs, or after the last
+    part norms of rows. PAIRS_PADDED is 1 if pairs need no grouping here: one token, or more than GROUPED_AT_ONCE."""
     ALL_GROUPS: tl.constexpr = IN // 128
     GROUPS: tl.constexpr = ALL_GROUPS // (SLICES * SPLIT)
     UNITS: tl.constexpr = ROWS // 16
     unit = tl.program_id(0)
     part = tl.program_id(2)
     first = tl.program_id(1) * COLUMNS
-    token, slice = token_rows(SLICES, COLUMNS)
-    token += first
-    x_ptrs = scaled_ptr + token * IN + (part * SLICES + slice) * (GROUPS * 128) + tl.arange(0, 32)[None, :]
-    products = unit_products(packed_ptr, scales_ptr, row_scales_ptr, unit, 1, part, x_ptrs, token < tokens, KIND,
-                             ROWS, 1, SLICES, GROUPS, ALL_GROUPS, COLUMNS, AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
-    mine = part * UNITS + unit  # each program has the norms of some of the rows, one row at a time
-    for row in range(mine, COLUMNS, UNITS * SPLIT):
-        if first + row < tokens:
-            c = tl.arange(0, HIDDEN_PADDED)
-            x = tl.load(x_ptr + (first + row) * IN + c, mask=c < IN, other=0.0).to(tl.float32)
-            tl.store(rms_ptr + first + row, 1.0 / tl.sqrt(tl.sum(x * x, 0) / IN + EPS))
-    column = first + tl.arange(0, COLUMNS)[None, :]
-    at = partial_ptr + (part * tokens + column) * ROWS + unit * 16 + tl.arange(0, 16)[:, None]
-    tl.store(at, products[0], mask=column < tokens)
+    if part < SPLIT:
+        token, slice = token_rows(SLICES, COLUMNS)
+        token += first
+        x_ptrs = scaled_ptr + token * IN + (part * SLICES + slice) * (GROUPS * 128) + tl.arange(0, 32)[None, :]
+        products = unit_products(packed_ptr, scales_ptr, row_scales_ptr, unit, 1, part, x_ptrs, token < tokens, KIND,
+                                 ROWS, 1, SLICES, GROUPS, ALL_GROUPS, COLUMNS, AHEAD, CHUNK, PTX, DOT,
+                                 PDL)  # fmt: skip
+        column = first + tl.arange(0, COLUMNS)[None, :]
+        at = partial_ptr + (part * tokens + column) * ROWS + unit * 16 + tl.arange(0, 16)[:, None]
+        tl.store(at, products[0], mask=column < tokens)
+    else:  # norms of some of the rows, one at a time
+        wait_for_inputs(PDL)
+        for row in range(unit, COLUMNS, UNITS):
+            if first + row < tokens:
+                c = tl.arange(0, HIDDEN_PADDED)
+                x = tl.load(x_ptr + (first + row) * IN + c, mask=c < IN, other=0.0).to(tl.float32)
+                tl.store(rms_ptr + first + row, 1.0 / tl.sqrt(tl.sum(x * x, 0) / IN + EPS))
     tl.debug_barrier()
-    counter = counters_ptr + tl.program_id(1)
-    if tl.atomic_add(counter, 1, sem="acq_rel") == UNITS * SPLIT - 1:
+    counter = counters_ptr + tl.program_id(1) * APART
+    if tl.atomic_add(counter, 1, sem="acq_rel") == UNITS * (SPLIT + 1) - 1:
         tl.debug_barrier()
         for start in tl.static_range(0, COLUMNS, 8):
             _choose(partial_ptr, rms_ptr, experts_ptr, weights_ptr, shared_ptr, lengths_ptr, first + start, tokens,
@@ -244,7 +253,7 @@ def route(
     pads = sequences is not None and tokens > 1
     if sequences is not None:
         check("sequences.lengths", sequences.lengths, (tokens // sequences.rows,), torch.int32, x)
-    route_kernel[(weight.rows // UNIT, blocks, shape["SPLIT"])](
+    route_kernel[(weight.rows // UNIT, blocks, shape["SPLIT"] + 1)](
         x, scaled, *weight_tensors(weight), routing.inverse_rms, routing.experts, routing.weights, routing.shared,
         routing.tile_expert, routing.tile_pairs, routing.tile_count, workspace.partial, workspace.counters,
         sequences.lengths if sequences else routing.experts, tokens, sequences.rows if sequences else 1,

@@ -14,7 +14,7 @@ from stoker.ops.triton.launch import INTERPRETED, check, dependent
 from stoker.ops.triton.linear import Best, Stream
 from stoker.ops.triton.products import wait_for_inputs
 
-BEST_BLOCK = 4096  # few rounds: each waits for memory once
+BEST_BLOCK = 16384  # few rounds: each waits for memory once
 FUSION: dict[str, bool] = {} if INTERPRETED else {"enable_fp_fusion": False}
 
 
@@ -136,6 +136,6 @@ def best_tokens(best: Best, vocab: int, tokens: Tensor, pdl: bool = False) -> No
     rows, count = best.values.shape
     check("tokens", tokens, (rows,), torch.int32, best.values)
     best_kernel[(rows,)](
-        best.values, best.rows, tokens, COUNT=count, VOCAB=vocab, BLOCK=BEST_BLOCK, num_warps=8, **FUSION,
+        best.values, best.rows, tokens, COUNT=count, VOCAB=vocab, BLOCK=BEST_BLOCK, num_warps=16, **FUSION,
         **dependent(tokens.device, pdl),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from stoker.ops.packed import Kind
-from stoker.ops.triton import attention, attention_join, deltanet, drafter, experts, linear, route, rows
+from stoker.ops.triton import accept, attention, attention_join, deltanet, drafter, experts, linear, route, rows
 from stoker.ops.triton.compiled import Variant
 from stoker.ops.triton.prefill_variants import each_prefill_kernel, every_prefill_variant
 
@@ -234,6 +234,7 @@ def _join() -> Variant:
 def _rows(shape: Shape) -> list[Variant]:
     padded = triton.next_power_of_2(shape.hidden)
     common = {"H": shape.hidden, "num_warps": 4, **PLAIN}
+    block = {"ROWS": 3, "PADDED": 4, "num_warps": 1, **PLAIN}
     return [
         Variant("begin", rows.begin_kernel, {**common, "EMBED": True, "UNITS_PADDED": padded // 16}, TYPES),
         Variant(
@@ -242,6 +243,8 @@ def _rows(shape: Shape) -> list[Variant]:
         ),
         Variant(
             "best", rows.best_kernel,
-            {"COUNT": 15520, "VOCAB": 248320, "BLOCK": rows.BEST_BLOCK, "num_warps": 8, **PLAIN}, TYPES,
+            {"COUNT": 15520, "VOCAB": 248320, "BLOCK": rows.BEST_BLOCK, "num_warps": 16, **PLAIN}, TYPES,
         ),
+        Variant("accept", accept.accept_kernel, {**block, "ASSUMED": False}, {"last_ptr": "*i64"}),
+        Variant("advance", accept.advance_kernel, {**block, "DRAFTS": True}, {}),
     ]  # fmt: skip
