@@ -43,8 +43,8 @@ def truth(model: Decoder, prompt: list[int], answer: list[int]) -> Tensor:
 
 def answers(model: Model, count: int, tokens: int) -> list[list[TokenLogprob]]:
     found: list[list[TokenLogprob]] = []
+    engine = model.engine_for(max(map(len, model.prompts[:count])) + tokens)
     for index in range(count):
-        engine = model.engine_for(len(model.prompts[index]) + tokens)
         engine.submit(model.prompts[index], replace(sampling_of("greedy", index, tokens), logprobs=TOP), 0)
         found.append([])
         while not engine.idle:

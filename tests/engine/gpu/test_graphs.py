@@ -3,6 +3,8 @@
 import gc
 import weakref
 from contextlib import nullcontext
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -24,15 +26,16 @@ class Work:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was replayed, by a stand-in that holds nothing, as a CUDA graph holds only addresses."""
+    """Which graphs were replayed, by stand-ins that hold nothing, as a CUDA graph holds only addresses."""
     said: list[str] = []
+    numbers = count(1)
     stream = SimpleNamespace(wait_stream=lambda other: None)
     stand_ins = {
         "graph_pool_handle": lambda: (0, 0),
         "Stream": lambda device: stream,
         "current_stream": lambda device: stream,
         "stream": lambda stream: nullcontext(),
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: said.append("replayed")),
+        "CUDAGraph": lambda: SimpleNamespace(replay=partial(said.append, f"graph {next(numbers)}")),
         "graph": lambda graph, pool: nullcontext(),
     }
     for name, stand_in in stand_ins.items():
@@ -50,7 +53,51 @@ def test_a_graph_keeps_the_memory_it_works_on(replays: list[str]) -> None:
     gc.collect()
     assert memory() is not None
     recorded()
-    assert replays == ["replayed"]
+    assert replays == ["graph 1"]
     del recorded
     gc.collect()
     assert memory() is None, "and no longer than the graph"
+
+
+def test_bodies_are_a_graph_each_and_replayed_in_order(replays: list[str]) -> None:
+    ran: list[str] = []
+    recorder = Recorder(torch.device("cuda"))
+    both = recorder.record(lambda: ran.append("first"), lambda: ran.append("rest"))
+    assert ran == ["first", "rest"] * 2, "once to compile, once to record"
+    both()
+    both()
+    assert replays == ["graph 1", "graph 2"] * 2
+    assert len(ran) == 4
+    assert recorder.count == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_recording(replays: list[str], enabled: bool) -> None:
+    """The collector may find graphs of an engine that is no more; freeing them then spoils the recording."""
+    collecting: list[bool] = []
+
+    def broken() -> None:
+        collecting.append(gc.isenabled())
+        if len(collecting) == 4:
+            raise RuntimeError("no such kernel")
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        recorder = Recorder(torch.device("cuda"))
+        recorder.record(lambda: collecting.append(gc.isenabled()))
+        assert gc.isenabled() == enabled, "as it was"
+        with pytest.raises(RuntimeError, match="no such kernel"):
+            recorder.record(broken)
+        assert gc.isenabled() == enabled, "whatever happens"
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert collecting == [enabled, False, enabled, False]
+
+
+def test_without_a_gpu_bodies_run_as_they_are() -> None:
+    ran: list[str] = []
+    both = Recorder(torch.device("cpu")).record(lambda: ran.append("first"), lambda: ran.append("rest"))
+    assert ran == []
+    both()
+    assert ran == ["first", "rest"]

@@ -1,7 +1,9 @@
 """Launches recorded once and replayed, and numbers on their way between host and device: nothing here allocates in a
 step. Without a GPU the launches are made anew each time."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,21 @@ class Recorded:
                 body()
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that the garbage collector finds and frees while another is recorded spoils the recording."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Recorder:
     def __init__(self, device: torch.device) -> None:
+        gc.collect()  # graphs of an engine that is no more, and their memory
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.count = 0  # of what was recorded
@@ -46,7 +61,7 @@ class Recorder:
         torch.cuda.current_stream(self._device).wait_stream(side)
         graphs = [torch.cuda.CUDAGraph() for _ in bodies]
         for graph, body in zip(graphs, bodies, strict=True):
-            with torch.cuda.graph(graph, pool=self._pool):
+            with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
                 body()
         recorded.graphs = graphs
         return recorded
