@@ -249,22 +249,39 @@ def check_step(config: ModelConfig, weights: StepWeights, block: int) -> dict[st
 
 
 def operation_times(decode: Decode) -> list[dict[str, Any]]:
-    """Microseconds per step and kernel, from the profiler, launched one by one."""
+    """Microseconds per step and kernel, from the profiler, while graphs are replayed one after the other."""
     from torch.profiler import ProfilerActivity, profile
 
-    steps = 3
+    assert decode.graph is not None
+    steps = 5
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(steps):
-            decode.once()
+            decode.graph()
         torch.cuda.synchronize()
+    decode.done += steps
     events = [event for event in profiler.events() if "cuda" in str(event.device_type).lower()]
     events.sort(key=lambda event: event.time_range.start)
-    found: dict[str, list[float]] = {}
-    for name, event in zip(labels([event.name for event in events]), events, strict=True):
-        found.setdefault(name, []).append(event.time_range.elapsed_us())
+    times = [(event.time_range.start, event.time_range.end) for event in events]
+    return shares(labels([event.name for event in events]), times, steps)
+
+
+def shares(names: list[str], times: list[tuple[float, float]], steps: int) -> list[dict[str, Any]]:
+    """What each kernel adds: from the end of the kernel before to its own end. With dependent launch it starts before
+    that and waits inside, so its duration says more of its neighbours than of itself."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    before = times[0][0]
+    for name, (start, end) in zip(names, times, strict=True):
+        found.setdefault(name, []).append((end - before, end - start))
+        before = end
     rows = [
-        {"kernel": name, "launches": len(times) / steps, "us": sum(times) / steps, "us_each": statistics.median(times)}
-        for name, times in found.items()
+        {
+            "kernel": name,
+            "launches": len(each) / steps,
+            "us": sum(added for added, _ in each) / steps,
+            "us_each": statistics.median(added for added, _ in each),
+            "us_inside": statistics.median(inside for _, inside in each),
+        }
+        for name, each in found.items()
     ]
     return sorted(rows, key=lambda row: -row["us"])
 

@@ -33,6 +33,10 @@ def test_kernels_are_told_apart_by_their_order(interpreter) -> None:
     interpreter(check_labels)
 
 
+def test_a_kernel_adds_what_lies_between_two_ends(interpreter) -> None:
+    interpreter(check_shares)
+
+
 def check_labels() -> None:
     from benchmarks.gpu_decode import labels
 
@@ -42,6 +46,17 @@ def check_labels() -> None:
     linears = [label for label in found if label.startswith("linear")]
     trunk = ["linear in", "linear out"] * 2 + ["linear head"]
     assert linears == [*trunk, "linear mtp fc", "linear in", "linear out", "linear head"]
+
+
+def check_shares() -> None:
+    from benchmarks.gpu_decode import shares
+
+    # two steps of two kernels; the second starts before the first ends, and waits inside
+    times = [(10.0, 14.0), (11.0, 17.0), (20.0, 25.0), (21.0, 26.0)]
+    long, short = shares(["a", "b", "a", "b"], times, 2)
+    assert long == {"kernel": "a", "launches": 1.0, "us": 6.0, "us_each": 6.0, "us_inside": 4.5}
+    assert short == {"kernel": "b", "launches": 1.0, "us": 2.0, "us_each": 2.0, "us_inside": 5.5}
+    assert long["us"] + short["us"] == (26.0 - 10.0) / 2, "together they are the steps, waiting between them included"
 
 
 def check_decode(path: Path, draft: str) -> None:
