@@ -90,10 +90,12 @@ class Runner:
 
     def _observe(self, batch: Batch, members: list[Sequence], hidden: Tensor, taps: Tensor, kept: list[int]) -> None:
         """Shows the drafter the first kept[i] tokens of each run, now that the token after each is known."""
-        if self._drafter is None:
+        if self._drafter is None or not any(kept):
             return
         after = torch.tensor(following(members, kept), device=self._device)
-        if len(after) < batch.num_tokens:
+        if len(after) < batch.num_tokens and len(members) == 1:
+            batch, hidden, taps = batch.first(kept[0]), hidden[: kept[0]], taps[: kept[0]]
+        elif len(after) < batch.num_tokens:
             counts = torch.tensor(kept, device=self._device)
             place = torch.arange(batch.num_tokens, device=self._device) - batch.starts[batch.sequence]
             keep = place < counts[batch.sequence]

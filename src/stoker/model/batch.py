@@ -90,6 +90,21 @@ class Batch:
             tables=self.tables[live],
         )
 
+    def first(self, count: int) -> "Batch":
+        """Its first tokens alone, of a single sequence: what `select` gives, in a fraction of the time."""
+        return Batch(
+            family=self.family,
+            page_size=self.page_size,
+            token_ids=self.token_ids[:count],
+            positions=self.positions[:count],
+            starts=self.starts.clamp(max=count),
+            sequence=self.sequence[:count],
+            cached=self.cached,
+            slots=self.slots,
+            replay=torch.zeros_like(self.replay),
+            tables=self.tables,
+        )
+
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
