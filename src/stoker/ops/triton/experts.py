@@ -268,7 +268,7 @@ def launch_shape(tokens: int, in_features: int, gated: bool, kinds: tuple[Kind, 
     """
     groups = in_features // GROUP
     slices = slice_count(groups) if gated else 1
-    registers = 128 if gated and tokens > 1 else 96
+    registers = 96 if gated and tokens == 1 else 128
     ahead = {1: 2, 2: 2, 4: 1} if gated else {1: 4, 2: 4, 4: 1}  # by tiles of a group: 4, 8 and 16 bit
     return {
         "SLICES": slices,

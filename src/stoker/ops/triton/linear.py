@@ -235,10 +235,8 @@ def launch_shape(tokens: int, rows: int, in_features: int, kind: Kind = Kind.INT
         cut = {"UNITS": 1, "AHEAD": 3, **register_limit(80)}
     elif kind is not Kind.INT4:  # not measured yet: enough registers for two groups of weights in flight
         cut = {"UNITS": 1, "AHEAD": 1, **register_limit(96 if tokens <= 8 else 128)}
-    elif tokens <= 8:
-        cut = {"UNITS": 1, "AHEAD": 1}
     else:
-        cut = {"UNITS": 2, "AHEAD": 2, **register_limit(96)}
+        cut = {"UNITS": 1, "AHEAD": 1, **({} if tokens <= 8 else register_limit(96))}
     columns = 8 if tokens <= 8 else 16
     chunk = chunk_size(groups // (slices * split))
     return {"SLICES": slices, "SPLIT": split, "COLUMNS": columns, "CHUNK": chunk, "num_warps": slices, **cut}
