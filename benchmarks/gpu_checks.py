@@ -127,7 +127,7 @@ class MoeCase:
         route(stream, scaled, moe.router, routing, self.space, eps=1e-6, renormalize=True, shared=True)
         experts(
             Stream(stream, self.scale, scaled), routing, moe.gate_up, moe.down, moe.shared_gate_up, moe.shared_down,
-            buffers, squares, self.space, self.scale,
+            buffers, squares, self.space, self.scale, eps=1e-6,
         )  # fmt: skip
         return stream, routing
 

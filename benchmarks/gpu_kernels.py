@@ -90,7 +90,7 @@ def time_moe(config: ModelConfig, weights: str, read: float) -> Rows:
             routes.append(first)
             second = partial(
                 experts, stream, routing, moe.gate_up, moe.down, moe.shared_gate_up, moe.shared_down, buffers, squares,
-                space, scale,
+                space, scale, eps=1e-6,
             )  # fmt: skip
             both.append(partial(_one_after_the_other, first, second))
         distinct = []

@@ -136,7 +136,7 @@ def tune_experts(tokens: int, weights: str) -> list[dict[str, Any]]:
         with patch.object(experts_file, "launch_shape", partial(changed, setting, gate_up)):
             calls = [
                 partial(experts, stream, routing, layer.moe.gate_up, layer.moe.down, layer.moe.shared_gate_up,
-                        layer.moe.shared_down, buffers, squares, space, scale, pdl)
+                        layer.moe.shared_down, buffers, squares, space, scale, eps=1e-6, pdl=pdl)
                 for layer in [*layers] * 4
             ]  # fmt: skip
             which = {"gate_up" if gate_up else "down": setting} if setting else {}

@@ -235,6 +235,8 @@ def experts(
     squares: Tensor,
     workspace: Workspace,
     next_scale: Tensor,
+    *,
+    eps: float,
     pdl: bool = False,
 ) -> None:
     x = stream.scaled.double() * routing.inverse_rms.double()[:, None]

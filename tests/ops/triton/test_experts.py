@@ -141,7 +141,7 @@ def check_padding(tokens: int) -> None:
     buffers, squares = ExpertBuffers.allocate(tokens, TOP_K, INTER, HIDDEN, "cpu"), torch.zeros(tokens, HIDDEN // 16)
     experts(
         Stream(stream, layer.next_scale, scaled), routing, layer.gate_up, layer.down, layer.shared_gate_up,
-        layer.shared_down, buffers, squares, space, layer.next_scale,
+        layer.shared_down, buffers, squares, space, layer.next_scale, eps=EPS,
     )  # fmt: skip
     assert not space.counters.any()
     assert torch.equal(stream[:real], run_experts(layer, x[:real])[0])
@@ -167,7 +167,7 @@ def run_experts(layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     squares = torch.full((tokens, HIDDEN // 16), torch.nan)
     experts(
         Stream(x, layer.next_scale, scaled), routing, layer.gate_up, layer.down, layer.shared_gate_up,
-        layer.shared_down, buffers, squares, space, layer.next_scale,
+        layer.shared_down, buffers, squares, space, layer.next_scale, eps=EPS,
     )  # fmt: skip
     assert not space.counters.any()
     return x, scaled, squares
@@ -228,7 +228,7 @@ def check_messages() -> None:
             "shared_gate_up": layer.shared_gate_up,
             "shared_down": layer.shared_down,
         }
-        rest = {"buffers": buffers, "squares": squares, "workspace": space, "next_scale": layer.next_scale}
+        rest = {"buffers": buffers, "squares": squares, "workspace": space, "next_scale": layer.next_scale, "eps": EPS}
         experts(stream, routing, **{**weights, **rest, **changes})
 
     wrong = [

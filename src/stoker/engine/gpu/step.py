@@ -128,5 +128,5 @@ def run_layer(
     stream = Stream(buffers.x, layer.post_norm, buffers.scaled)
     experts(
         stream, routing, moe.gate_up, moe.down, moe.shared_gate_up, moe.shared_down, buffers.experts, buffers.squares,
-        space, next_scale, pdl,
+        space, next_scale, eps=eps, pdl=pdl,
     )  # fmt: skip

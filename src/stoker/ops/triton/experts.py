@@ -33,7 +33,18 @@ from stoker.ops.triton.launch import (
     weight_tensors,
 )
 from stoker.ops.triton.linear import Stream
-from stoker.ops.triton.products import BF16, FP8, INT4, INT8, NVFP4, token_rows, unit_products, wait_for_inputs
+from stoker.ops.triton.products import (
+    BF16,
+    CACHED,
+    FP8,
+    INT4,
+    INT8,
+    NVFP4,
+    SECOND_LEVEL,
+    token_rows,
+    unit_products,
+    wait_for_inputs,
+)
 from stoker.ops.triton.route import TILE, Routing
 
 
@@ -57,7 +68,7 @@ class ExpertBuffers:
 def _expert_products(
     x_ptr, x_row, expert, packed_ptr, scales_ptr, row_scales_ptr, unit, apart, KIND: tl.constexpr,
     ROWS: tl.constexpr, IN: tl.constexpr, UNITS: tl.constexpr, SLICES: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, CACHE: tl.constexpr = CACHED,
 ):  # fmt: skip
     """Units of one expert times eight rows of x, as `token_rows` counts them; -1: no row."""
     ALL_GROUPS: tl.constexpr = IN // 128
@@ -71,7 +82,7 @@ def _expert_products(
     x_ptrs = x_ptr + x_row * IN + slice * (GROUPS * 128) + tl.arange(0, 32)[None, :]
     return unit_products(packed_ptr + e * (ROWS * ALL_GROUPS * TILES * 32), scales_ptr + e * SCALES,
                          row_scales_ptr + e * ROWS, unit, apart, 0, x_ptrs, x_row >= 0, KIND, ROWS, UNITS, SLICES,
-                         GROUPS, ALL_GROUPS, 8, AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
+                         GROUPS, ALL_GROUPS, 8, AHEAD, CHUNK, PTX, DOT, PDL, CACHE)  # fmt: skip
 
 
 @triton.jit
@@ -84,16 +95,30 @@ def _swiglu(products, inverse, row, unit, hidden_ptr, INTER: tl.constexpr):
     tl.store(at, y.to(hidden_ptr.dtype.element_ty), mask=(row >= 0)[None, :])
 
 
+@triton.jit
+def _inverse_rms(x_ptr, first, tokens, IN: tl.constexpr, PADDED: tl.constexpr, EPS: tl.constexpr):
+    """[8] fp32 of rows first..first + 7 of the stream, one at a time: a sum's order then follows its size alone."""
+    place = tl.arange(0, 8)
+    inverse = tl.zeros((8,), tl.float32)
+    for row in range(tl.minimum(tokens - first, 8)):
+        c = tl.arange(0, PADDED)
+        x = tl.load(x_ptr + (first + row) * IN + c, mask=c < IN, other=0.0, cache_modifier=".cg").to(tl.float32)
+        inverse = tl.where(place == row, 1.0 / tl.sqrt(tl.sum(x * x, 0) / IN + EPS), inverse)
+    return inverse
+
+
 @triton.jit(do_not_specialize=["tokens", "shared_tiles"])
 def gate_up_kernel(
-    x_ptr, rms_ptr, tile_expert_ptr, tile_pairs_ptr, packed_ptr, scales_ptr, row_scales_ptr, shared_packed_ptr,
-    shared_scales_ptr, shared_row_scales_ptr, hidden_ptr, tokens, shared_tiles, KIND: tl.constexpr,
-    ROWS: tl.constexpr, SHARED_KIND: tl.constexpr, SHARED_ROWS: tl.constexpr, IN: tl.constexpr,
-    TOP_K: tl.constexpr, ONE_TOKEN: tl.constexpr, SLICES: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr,
-    SHARED_AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    stream_ptr, x_ptr, rms_ptr, tile_expert_ptr, tile_pairs_ptr, packed_ptr, scales_ptr, row_scales_ptr,
+    shared_packed_ptr, shared_scales_ptr, shared_row_scales_ptr, hidden_ptr, tokens, shared_tiles,
+    KIND: tl.constexpr, ROWS: tl.constexpr, SHARED_KIND: tl.constexpr, SHARED_ROWS: tl.constexpr, IN: tl.constexpr,
+    PADDED: tl.constexpr, EPS: tl.constexpr, TOP_K: tl.constexpr, ONE_TOKEN: tl.constexpr, SLICES: tl.constexpr,
+    AHEAD: tl.constexpr, CHUNK: tl.constexpr, SHARED_AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i): units b of gate and of up of the i-th tile. With ONE_TOKEN every pair is a tile and
-    `tile_expert_ptr` the token's choice itself."""
+    `tile_expert_ptr` the token's choice itself. The shared expert needs no choice: it waits for nothing, since the
+    stream was written before the launch before this one, and its weights are read while the router chooses."""
     INTER: tl.constexpr = ROWS // 2
     unit = tl.program_id(0)
     tile = tl.program_id(1)
@@ -106,8 +131,8 @@ def gate_up_kernel(
         x_row = tl.where(x_row < tokens, x_row, -1)
         products = _expert_products(x_ptr, x_row, tile * 0, shared_packed_ptr, shared_scales_ptr,
                                     shared_row_scales_ptr, unit, SHARED_ROWS // 32, SHARED_KIND, SHARED_ROWS, IN, 2,
-                                    SLICES, SHARED_AHEAD, CHUNK, PTX, DOT, PDL)  # fmt: skip
-        inverse = tl.load(rms_ptr + token, mask=token >= 0, other=0.0)
+                                    SLICES, SHARED_AHEAD, CHUNK, PTX, DOT, False, SECOND_LEVEL)  # fmt: skip
+        inverse = _inverse_rms(stream_ptr, tile * 8, tokens, IN, PADDED, EPS)
         _swiglu(products, inverse, tl.where(token >= 0, tokens * TOP_K + token, -1), unit, hidden_ptr, INTER)
     else:
         wait_for_inputs(PDL)
@@ -220,6 +245,8 @@ def experts(
     squares: Tensor,
     workspace: Workspace,
     next_scale: Tensor,
+    *,
+    eps: float,
     pdl: bool = False,
 ) -> None:
     """Adds a layer's experts to `stream`, whose `scaled` [T, H] is the stream times the norm's weight.
@@ -247,8 +274,9 @@ def experts(
               "SHARED_KIND": int(first.kind), **arithmetic(x.device), **dependent(x.device, pdl)}  # fmt: skip
     grid = shared_tiles + tokens * top_k
     gate_up_kernel[(inter // UNIT, grid)](
-        x, routing.inverse_rms, tiles, routing.tile_pairs, *weight_tensors(gate_up), *weight_tensors(first),
-        buffers.hidden, tokens, shared_tiles, ROWS=gate_up.rows, SHARED_ROWS=first.rows, IN=hidden, **common,
+        stream.x, x, routing.inverse_rms, tiles, routing.tile_pairs, *weight_tensors(gate_up), *weight_tensors(first),
+        buffers.hidden, tokens, shared_tiles, ROWS=gate_up.rows, SHARED_ROWS=first.rows, IN=hidden,
+        PADDED=triton.next_power_of_2(hidden), EPS=eps, **common,
         **launch_shape(tokens, hidden, gated=True, kinds=(gate_up.kind, first.kind)),
     )  # fmt: skip
     down_kernel[(hidden // UNIT, grid)](
@@ -264,19 +292,18 @@ def launch_shape(tokens: int, in_features: int, gated: bool, kinds: tuple[Kind, 
     """Slices decide the order of the sum and follow the weight's shape alone; the rest changes no bit.
 
     Measured on an H200 with INT4 experts (benchmarks/gpu_tune.py). Wider formats ask for weights as far ahead as
-    registers last. With one token and 96 registers all programs of gate and up run at once, with 128 some would wait.
+    registers last. Of one token nearly all programs of gate and up run at once, and each asks for more.
     """
     groups = in_features // GROUP
     slices = slice_count(groups) if gated else 1
-    registers = 96 if gated and tokens == 1 else 128
-    ahead = {1: 2, 2: 2, 4: 1} if gated else {1: 4, 2: 4, 4: 1}  # by tiles of a group: 4, 8 and 16 bit
+    ahead = {1: 4 if tokens == 1 else 2, 2: 3, 4: 1} if gated else {1: 4, 2: 4, 4: 1}  # by tiles: 4, 8 and 16 bit
     return {
         "SLICES": slices,
         "AHEAD": ahead[kinds[0].tiles],
         "SHARED_AHEAD": ahead[kinds[1].tiles],
         "CHUNK": chunk_size(groups // slices),
         "num_warps": slices,
-        **register_limit(registers),
+        **register_limit(128),
     }
 
 

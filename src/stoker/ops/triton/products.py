@@ -19,6 +19,11 @@ FP8 = tl.constexpr(2)
 INT8 = tl.constexpr(3)
 NVFP4 = tl.constexpr(4)
 
+# Where tokens are read from. What the launch before the last wrote is taken from the second level of the cache by those
+# that do not wait: nothing promises them that the first forgot what was there before.
+CACHED = tl.constexpr("")
+SECOND_LEVEL = tl.constexpr(".cg")
+
 # Two nibbles become two bf16 at once: 0x4300 | n is 128 + n, and 136 is subtracted exactly.
 INT4_PTX = tl.constexpr("""{
 .reg .b32 nibble, one, bias, a, t;
@@ -201,9 +206,9 @@ def _weight_operand(w, SLICES: tl.constexpr):
 
 
 @triton.jit
-def _token_operand(x_ptrs, ok, SLICES: tl.constexpr, COLUMNS: tl.constexpr, DOT: tl.constexpr):
+def _token_operand(x_ptrs, ok, SLICES: tl.constexpr, COLUMNS: tl.constexpr, CACHE: tl.constexpr, DOT: tl.constexpr):
     """[COLUMNS * SLICES, 32] -> [SLICES, 32, COLUMNS]"""
-    x = tl.load(x_ptrs, mask=ok, other=0.0).to(DOT)
+    x = tl.load(x_ptrs, mask=ok, other=0.0, cache_modifier=CACHE).to(DOT)
     x = tl.reshape(x, (COLUMNS // 8, SLICES, 8, 4, 4, 2))  # block of tokens, slice, token, c, (step, high), low
     return tl.reshape(tl.permute(x, (1, 4, 3, 5, 0, 2)), (SLICES, 32, COLUMNS))
 
@@ -243,7 +248,8 @@ def _lane_scale(lanes, j: tl.constexpr, SLICES: tl.constexpr, DOT: tl.constexpr)
 def _add_groups(
     sums, packed_ptr, scales_ptr, s_ptrs, unit_words, unit_scales, x_ptrs, ok, first, COUNT: tl.constexpr,
     SCALE_STEP: tl.constexpr, KIND: tl.constexpr, UNITS: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr,
-    COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, AHEAD: tl.constexpr, CACHE: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """`sums` plus COUNT groups of every slice, in order; weights are asked for AHEAD groups before their use, and the
     first of them before the wait for what they are multiplied with."""
@@ -256,10 +262,10 @@ def _add_groups(
     wait_for_inputs(PDL)
     for g in tl.static_range(COUNT):
         at = x_ptrs + (first + g) * 128
-        x0 = _token_operand(at, ok, SLICES, COLUMNS, DOT)
-        x1 = _token_operand(at + 32, ok, SLICES, COLUMNS, DOT)
-        x2 = _token_operand(at + 64, ok, SLICES, COLUMNS, DOT)
-        x3 = _token_operand(at + 96, ok, SLICES, COLUMNS, DOT)
+        x0 = _token_operand(at, ok, SLICES, COLUMNS, CACHE, DOT)
+        x1 = _token_operand(at + 32, ok, SLICES, COLUMNS, CACHE, DOT)
+        x2 = _token_operand(at + 64, ok, SLICES, COLUMNS, CACHE, DOT)
+        x3 = _token_operand(at + 96, ok, SLICES, COLUMNS, CACHE, DOT)
         added = ()
         for u in tl.static_range(UNITS):
             quarters = ()
@@ -296,13 +302,14 @@ def unit_products(
     packed_ptr, scales_ptr, row_scales_ptr, unit, apart, part, x_ptrs, ok, KIND: tl.constexpr, ROWS: tl.constexpr,
     UNITS: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, CACHE: tl.constexpr = CACHED,
 ):  # fmt: skip
     """A tuple of UNITS tensors [16, COLUMNS] fp32: units `unit`, `unit + apart`, .. of rows times tokens, over the
     `part`-th SLICES * GROUPS of all groups.
 
     `x_ptrs` [COLUMNS * SLICES, 32], rows as `token_rows` counts them, points at the first 32 inputs of each slice;
-    `ok` says which of them exist. With PDL it waits for them (`wait_for_inputs`) when weights are on their way.
+    `ok` says which of them exist. With PDL it waits for them (`wait_for_inputs`) when weights are on their way; CACHE
+    is their cache modifier.
     """
     TILES: tl.constexpr = 4 if KIND == BF16 else (2 if KIND == FP8 or KIND == INT8 else 1)
     UNIT_WORDS: tl.constexpr = ALL_GROUPS * TILES * 512
@@ -324,13 +331,13 @@ def unit_products(
         sums += (tl.zeros((SLICES, 16, COLUMNS), tl.float32),)
     if CHUNK == GROUPS:
         sums = _add_groups(sums, packed_ptr, scales_ptr, s_ptrs, apart * UNIT_WORDS, apart * UNIT_SCALES, x_ptrs, ok,
-                           0, GROUPS, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, PTX, DOT,
+                           0, GROUPS, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, CACHE, PTX, DOT,
                            PDL)  # fmt: skip
     else:
         for first in tl.range(0, GROUPS, CHUNK, num_stages=1):
             sums = _add_groups(sums, packed_ptr, scales_ptr, s_ptrs, apart * UNIT_WORDS, apart * UNIT_SCALES, x_ptrs,
-                               ok, first, CHUNK, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, PTX,
-                               DOT, PDL)  # fmt: skip
+                               ok, first, CHUNK, SCALE_STEP, KIND, UNITS, SLICES, GROUPS, COLUMNS, AHEAD, CACHE,
+                               PTX, DOT, PDL)  # fmt: skip
     products = ()
     for u in tl.static_range(UNITS):
         product = tl.sum(sums[u], 0)

@@ -153,7 +153,13 @@ def _experts(shape: Shape, tokens: int, kind: Kind, shared: Kind) -> list[Varian
         "KIND": int(kind), "SHARED_KIND": int(shared), "TOP_K": TOP_K,
         "ONE_TOKEN": tokens == 1, **MATH,
     }  # fmt: skip
-    gate_up = {"ROWS": 2 * shape.inter, "SHARED_ROWS": 2 * shape.inter, "IN": shape.hidden}
+    gate_up = {
+        "ROWS": 2 * shape.inter,
+        "SHARED_ROWS": 2 * shape.inter,
+        "IN": shape.hidden,
+        "EPS": 1e-6,
+        "PADDED": triton.next_power_of_2(shape.hidden),
+    }
     down = {"SHARED": True, "ROWS": shape.hidden, "OUT": shape.hidden, "IN": shape.inter}
     types = {**TYPES, **_weight(kind), **_weight(shared, "shared_")}
     name = f"{kind.name}+{shared.name} T={tokens}"
