@@ -115,8 +115,9 @@ class DraftChoice:
         self.expect(kind, model, directory)
         if kind == "lookup":
             from stoker.speculate.lookup import LookupDrafter
+            from stoker.speculate.phrases import Phrases
 
-            return LookupDrafter(depth)
+            return LookupDrafter(depth, Phrases.beside(directory, model.config.vocab_size))
         from stoker.speculate.head import HeadChoice
         from stoker.speculate.lowbit import lower_all
 

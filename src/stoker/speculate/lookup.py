@@ -1,4 +1,7 @@
-"""Drafting by looking back: what followed the last few tokens when they last occurred in prompt or output."""
+"""Drafting by looking back: what followed the last few tokens when they last occurred in prompt or output.
+
+Where a model comes with a table of its phrases, that answers if the text itself has nothing likelier to say.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +12,13 @@ from stoker.model.batch import Batch
 from stoker.speculate.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.phrases import Phrases
 
-SOURCE = "lookup"
+SOURCE, PHRASES = "lookup", "phrases"  # of drafts from the text, and from the table
 LONGEST, SHORTEST = 4, 2  # tokens of a match; a single token recurs too often to mean anything
 HABIT = 0.98  # per observation: how often a match of a length went on, over about the last fifty
 STRENGTH = 6.0  # observations the first guess is worth
+UNLIKELY = 0.25  # phrases are followed while all of a draft is at least that likely to be right: else no row pays
 
 
 @dataclass
@@ -37,8 +42,8 @@ class LookupDrafter:
     taps: tuple[int, ...] = ()
     costs: Mapping[str, DraftCost] = {}
 
-    def __init__(self, max_depth: int) -> None:
-        self.max_depth = max_depth
+    def __init__(self, max_depth: int, phrases: Phrases | None = None) -> None:
+        self.max_depth, self._phrases = max_depth, phrases
         self._texts: dict[int, _Text] = {}
         lengths = LONGEST + max_depth + 1
         self._went_on = [STRENGTH * (1.0 - 0.9 / max(2, n)) for n in range(lengths)]  # longer matches go on more often
@@ -48,13 +53,33 @@ class LookupDrafter:
         """Everything it needs is in the text."""
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
-        return [self._guess(request) for request in requests]
+        return [self._draft(request) for request in requests]
 
     def reset(self, slot: int) -> None:
         self._texts[slot] = _Text()
 
     def flush(self, slot: int) -> None:
         """Nothing is put off."""
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        draft = self._guess(request)
+        if self._phrases is None or not request.depth:
+            return draft
+        phrase = self._phrase(self._phrases, request)
+        return phrase if phrase.confidence and phrase.confidence[0] > (*draft.confidence, 0.0)[0] else draft
+
+    def _phrase(self, phrases: Phrases, request: DraftRequest) -> Draft:
+        """What the model often writes after the last tokens."""
+        text = list(_slice(request, max(0, request.length - phrases.longest), request.length))
+        known, sure, right = len(text), [], 1.0
+        for _ in range(min(request.depth, self.max_depth)):
+            answer = phrases.next(text)
+            if answer is None or right * answer[1] < UNLIKELY:
+                break
+            text.append(answer[0])
+            sure.append(answer[1])
+            right *= answer[1]
+        return Draft(text[known:], sure, PHRASES if sure else "")
 
     def _guess(self, request: DraftRequest) -> Draft:
         text = self._texts.setdefault(request.slot, _Text())

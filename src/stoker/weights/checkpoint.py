@@ -15,6 +15,7 @@ from stoker.weights.header import TensorInfo, read_header
 from stoker.weights.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
+PHRASES = "phrases.safetensors"  # no weights: a table of what the model often writes, for the lookup drafter
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -28,7 +29,7 @@ class Checkpoint:
     def open(cls, directory: Path) -> "Checkpoint":
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory; give a folder with config.json and *.safetensors.")
-        files = sorted(directory.glob("*.safetensors"))
+        files = weight_files(directory)
         if not files:
             _refuse_empty(directory)
         tensors: dict[str, TensorInfo] = {}
@@ -55,6 +56,10 @@ class Checkpoint:
 
     def names(self, prefix: str) -> list[str]:
         return [name for name in self.tensors if name.startswith(prefix)]
+
+
+def weight_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("*.safetensors") if path.name != PHRASES)
 
 
 def quantization_config(directory: Path) -> dict[str, Any] | None:

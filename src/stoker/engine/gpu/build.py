@@ -16,6 +16,7 @@ from stoker.speculate.combine import FirstOf
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.lowbit import lower_all
+from stoker.speculate.phrases import Phrases
 
 
 def gpu_backend(
@@ -45,7 +46,7 @@ def _drafter(
 ) -> Drafter:
     depth = min(choice.depth, LIMITS[kind])
     if kind == "lookup":
-        return LookupDrafter(depth)
+        return LookupDrafter(depth, Phrases.beside(directory, model.config.vocab_size))
     if kind == "mtp":
         return backend.draft_with_mtp(depth)
     weight = model.embed_tokens.weight

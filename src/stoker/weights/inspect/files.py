@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.errors import StokerError
-from stoker.weights.checkpoint import INDEX, PICKLES
+from stoker.weights.checkpoint import INDEX, PICKLES, weight_files
 from stoker.weights.groups import MTP, group_of
 from stoker.weights.header import ITEM_SIZES, MAX_HEADER, TensorInfo
 from stoker.weights.json_file import read_json
@@ -61,7 +61,7 @@ class Files:
 
 def scan(directory: Path, reads: Reads) -> Files:
     files = Files(directory)
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in weight_files(directory):
         _scan_file(path, files, reads)
     pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
     if not files.sizes:
