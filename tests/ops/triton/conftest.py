@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ops.triton import memcheck
+from tests.ops.triton import memcheck, products
 
 Run = Callable[..., Any]
 
@@ -19,7 +19,7 @@ Run = Callable[..., Any]
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Run]:
     """Calls a function of a test module where kernels run in Triton's interpreter, without a GPU. An access outside of
-    the tensors given to a kernel fails (`memcheck.py`)."""
+    the tensors given to a kernel fails (`memcheck.py`); products have one order of sums (`products.py`)."""
     yield from _process("1")
 
 
@@ -48,3 +48,4 @@ def _start(interpret: str) -> None:
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"
     if interpret == "1" and find_spec("triton"):
         memcheck.install()
+        products.install()
