@@ -1,4 +1,4 @@
-"""Everything docs/gpu.md says of a GPU, measured and checked anew by one command: about a quarter of an hour.
+"""Everything docs/gpu.md says of a GPU, measured and checked anew by one command.
 
     PYTHONPATH=src:. python benchmarks/gpu_record.py [--out build/gpu-record] [--only decode,turn] [--list]
 
@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.gpu_kernels import chosen
+
 SHAPES = {"122b": "qwen3.5-122b-a10b", "35b": "qwen3.5-35b-a3b"}
 DECODE = "benchmarks/gpu_decode.py --weights int4,hybrid --runs 3"
 KERNELS = ("experts int4", "experts hybrid", "experts nvfp4", "linear,head", "deltanet,attention")
@@ -36,9 +38,12 @@ class Run:
     variables: dict[str, str] = field(default_factory=dict)
 
     def command(self, out: Path) -> list[str]:
-        file = str(out / f"{self.name}.json")
-        target = {"benchmarks.lossless": ["--out", file], "benchmarks.box_report": ["--out", str(out)]}
-        return [*self.before, sys.executable, *self.words, *target.get(self.words[1], ["--json", file])]
+        target = ["--json", str(out / f"{self.name}.json")]
+        if "benchmarks.lossless" in self.words:
+            target[0] = "--out"
+        elif "benchmarks.box_report" in self.words:
+            target = ["--out", str(out)]
+        return [*self.before, sys.executable, *self.words, *target]
 
 
 def timed_runs() -> list[Run]:
@@ -58,24 +63,23 @@ def timed_runs() -> list[Run]:
 
 
 def check_runs() -> list[Run]:
-    # a GPU's neighbours on the CPU have one core each: more threads would only wait for each other
-    one = {"OMP_NUM_THREADS": "2"}
+    few = {"OMP_NUM_THREADS": "2"}  # they share the processor: more threads would only wait for each other
     lossless = "-m benchmarks.lossless --device cuda --prompts 20 --tokens 64 --jobs 6"
     runs = [
         Run("lossless", lossless.split(), 900),
-        Run("agreement", ["-m", "benchmarks.gpu_agreement"], 600, variables=one),
+        Run("agreement", ["-m", "benchmarks.gpu_agreement"], 600, variables=few),
     ]
     for short, shape in SHAPES.items():
         runs += [
             Run(
                 f"checks-{short}-{words.replace(',', '-').replace(' ', '-')}",
                 ["benchmarks/gpu_kernels.py", "--no-times", "--shape", shape, "--only", words],
-                variables=one,
+                variables=few,
             )
             for words in KERNELS
         ]
         prefill = ["benchmarks/gpu_prefill.py", "--shape", shape, "--layers", "8", "--tokens", "512", "--runs", "1"]
-        runs.append(Run(f"checks-{short}-prefill", prefill, variables=one))
+        runs.append(Run(f"checks-{short}-prefill", prefill, variables=few))
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
         line = f"benchmarks/gpu_decode.py {SMALL} --steps 3 --runs 1 --no-check"
@@ -84,8 +88,8 @@ def check_runs() -> list[Run]:
     return runs
 
 
-def perform(run: Run, out: Path) -> bool:
-    """Whether it ended well. One that takes too long is ended with all its processes."""
+def perform(run: Run, out: Path, running: set[subprocess.Popen[bytes]]) -> bool:
+    """Whether it ended well. One that takes too long is ended with all its processes. It is in `running` meanwhile."""
     start = time.monotonic()
     printed = out / f"{run.name}.txt"
     with printed.open("w", encoding="utf-8") as file:
@@ -96,13 +100,15 @@ def perform(run: Run, out: Path) -> bool:
             env={**os.environ, **run.variables},
             start_new_session=True,
         )
+        running.add(process)
         try:
             process.wait(run.seconds)
-        except BaseException as stopped:
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if not isinstance(stopped, subprocess.TimeoutExpired):
-                raise
+        finally:
+            if process.returncode is not None:  # else Ctrl-C, and whoever began it ends all that are left
+                running.discard(process)
     took, end = time.monotonic() - start, f"exit status {process.returncode}"
     if process.returncode == -signal.SIGKILL and took >= run.seconds:
         end = f"ended after its {run.seconds} s"
@@ -113,9 +119,19 @@ def perform(run: Run, out: Path) -> bool:
     return process.returncode == 0
 
 
-def chosen(runs: Sequence[Run], words: str) -> list[Run]:
-    wanted = [word.strip() for word in words.split(",")]
-    return [run for run in runs if any(word in run.name for word in wanted)]
+def perform_all(timed: Sequence[Run], checks: Sequence[Run], out: Path, jobs: int) -> list[bool]:
+    """Whether each ended well: timed ones in turn, checks `jobs` at a time. After Ctrl-C none is left."""
+    running: set[subprocess.Popen[bytes]] = set()
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            well = [perform(run, out, running) for run in timed]
+            return well + list(pool.map(lambda run: perform(run, out, running), checks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in [*running]:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            raise
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -125,18 +141,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=8, help="checks side by side (%(default)s)")
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
     options = parser.parse_args(arguments)
-    timed, checks = (chosen(runs, options.only) for runs in (timed_runs(), check_runs()))
-    if not timed and not checks:
-        names = ", ".join(run.name for run in [*timed_runs(), *check_runs()])
-        parser.error(f"no run has one of '{options.only}' in its name; there are {names}.")
+    names = [run.name for run in [*timed_runs(), *check_runs()]]
+    wanted = chosen(names, options.only)
+    if not wanted:
+        parser.error(f"no run has one of '{options.only}' in its name; there are {', '.join(names)}.")
+    timed, checks = ([run for run in runs if run.name in wanted] for runs in (timed_runs(), check_runs()))
     if options.list:
         for run in [*timed, *checks]:
             print(f"{run.name:30} {shlex.join([*run.before, 'python', *run.words])}")
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    well = [perform(run, options.out) for run in timed]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        well += pool.map(lambda run: perform(run, options.out), checks)
+    well = perform_all(timed, checks, options.out, options.jobs)
     print(f"{sum(well)} of {len(well)} ended well; results are in {options.out}")
     if not all(well):
         sys.exit(1)

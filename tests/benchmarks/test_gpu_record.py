@@ -1,5 +1,8 @@
 """The list of everything that is measured on a GPU, and what is done about runs that fail or never end."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -43,17 +46,42 @@ def test_checks_name_every_kernel() -> None:
 
 
 def test_a_run_that_fails_or_never_ends_is_told_and_leaves_nothing_behind(tmp_path: Path, capsys) -> None:
-    assert perform(Run("fine", ["-c", "print(1)"]), tmp_path)
-    assert not perform(Run("wrong", ["-c", "raise SystemExit('a check failed')"]), tmp_path)
+    running: set[subprocess.Popen[bytes]] = set()
+    assert perform(Run("fine", ["-c", "print(1)"]), tmp_path, running)
+    assert not perform(Run("wrong", ["-c", "raise SystemExit('a check failed')"]), tmp_path, running)
     sleeper = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(30)'])"
     begun = time.monotonic()
-    assert not perform(Run("slow", ["-c", sleeper], seconds=1), tmp_path)
+    assert not perform(Run("slow", ["-c", sleeper], seconds=1), tmp_path, running)
     assert time.monotonic() - begun < 10
+    assert not running
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("ok")
     assert lines[1].endswith("exit status 1: a check failed")
     assert lines[2].endswith("ended after its 1 s")
     assert (tmp_path / "fine.txt").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("kind", ["timed", "checks"])
+def test_after_ctrl_c_nothing_is_left(tmp_path: Path, kind: str) -> None:
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    script = (
+        "from pathlib import Path\nfrom benchmarks.gpu_record import Run, perform_all\n"
+        f"runs = [Run(str(i), ['-c', {sleeper!r}]) for i in range(3)]\n"
+        f"timed, checks = (runs, []) if {kind == 'timed'} else ([], runs)\n"
+        f"perform_all(timed, checks, Path({str(tmp_path)!r}), 2)"
+    )
+    begun = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    expected = 1 if kind == "timed" else 2  # of three: one at a time, or two side by side
+    while len(seen := [text for file in tmp_path.glob("*.txt") if (text := file.read_text())]) < expected:
+        assert begun.poll() is None
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGINT)
+    assert begun.wait(20) != 0
+    time.sleep(0.2)
+    assert len(list(tmp_path.glob("*.txt"))) == expected, "no other began"
+    for pid in seen:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def test_exit_status_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -29,7 +29,7 @@ Answer = tuple[int, float]  # a token, and the chance that it comes next
 
 
 class Phrases:
-    """`next` takes about a microsecond: a multiplication and a dictionary access for each token of a context."""
+    """`next` takes a microsecond or two: a multiplication and a dictionary access for each token of a context."""
 
     def __init__(self, answers: dict[int, Answer], longest: int) -> None:
         """Answers by the hash of their context."""

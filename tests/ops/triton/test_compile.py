@@ -60,6 +60,22 @@ def asked_for_before_the_wait() -> dict[str, int]:
     return found
 
 
+def test_a_shared_expert_waits_for_nothing_and_reads_past_the_first_level(compiler) -> None:
+    """It starts before the router is done; what it reads was written by the launch before that one."""
+    waits, past = compiler(waits_and_reads_of_gate_and_up)
+    assert waits == 1, "of routed experts"
+    assert past >= 5, "four quarters of a group of tokens, and the row for its norm"
+
+
+def waits_and_reads_of_gate_and_up() -> tuple[int, int]:
+    from stoker.ops.triton.compiled import TARGETS, built
+    from stoker.ops.triton.variants import each_kernel
+
+    (variant,) = (variant for variant in each_kernel() if variant.name.startswith("gate_up"))
+    text = built(variant, TARGETS["sm_90"]).asm["ptx"]
+    return text.count("griddepcontrol.wait"), text.count("ld.global.cg")
+
+
 @cache
 def compiled(name: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Shared memory and spills of each kernel, by name, and the target's limit of shared memory."""
