@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-# share of the rows of a batch; sources that are absent are left out and the rest scaled up
+# how often rows of a source are taken, beside the others that are there
 WEIGHTS = {
     "invoices": 0.14,
     "calls": 0.12,
@@ -28,6 +28,7 @@ WEIGHTS = {
     "stories": 0.03,
     "code": 0.13,
     "code_tests": 0.03,
+    "packages": 0.2,
     "manual": 0.03,
     "databases": 0.03,
     "novels": 0.05,
@@ -35,7 +36,7 @@ WEIGHTS = {
 }
 # what the trunk wrote itself (training.own_text), on top of that: for drafters, never for the trunk
 OWN_WEIGHTS = {"own_code": 0.25, "own_prose": 0.1}
-RUNNING_TEXT = frozenset(["logs", "code", "code_tests", "manual", "databases", "novels", "jargon"])
+RUNNING_TEXT = frozenset(["logs", "code", "code_tests", "packages", "manual", "databases", "novels", "jargon"])
 PROMPT_WEIGHT = 0.2  # of what the assistant only reads: its random names and numbers cannot be learned
 
 

@@ -31,7 +31,7 @@ from training.model import DecoderLayer, Model
 from training.quantize import snap
 from training.state import fill, load_weights
 
-SOURCES = {"own_code": ("code", "code_tests"), "own_prose": ("novels",)}  # of each shard
+SOURCES = {"own_code": ("code", "code_tests", "packages"), "own_prose": ("novels",)}  # of each shard
 PROMPT, WRITTEN = 160, 256  # tokens of a passage given, and written
 SIDE_BY_SIDE = 8192  # 13 GB of recurrent states, 7 GB of keys and values
 MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # the first has masks, and no plan to make for each shape

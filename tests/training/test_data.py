@@ -179,9 +179,9 @@ def test_batches_depend_on_seed_and_step_alone(data: Path, tokenizer: Tokenizer)
     assert weights.shape == (4, 64)
 
 
-def test_every_source_has_a_weight_and_they_make_a_whole() -> None:
+def test_every_source_has_a_weight() -> None:
     assert set(WEIGHTS) == {*GENERATORS, *COLLECTORS}
-    assert sum(WEIGHTS.values()) == pytest.approx(1.0)
+    assert all(weight > 0 for weight in WEIGHTS.values())
 
 
 def test_an_emphasised_source_is_taken_so_many_times_as_often(data: Path, tokenizer: Tokenizer) -> None:

@@ -36,7 +36,7 @@ from training.data import (
     words,
 )
 from training.data.corpora import COLLECTORS
-from training.data.fetch import DEBIAN
+from training.data.fetch import DEBIAN, wheel_hashes
 from training.data.sample import Chat, Sample, Split
 
 OUT = Path("build/training")
@@ -60,6 +60,7 @@ GENERATORS: dict[str, tuple[Callable[[Split, int], Sample], int]] = {
 }
 # what the tokenizer is trained on. Trained weights belong to their tokenizer, so sources added later are not in here.
 TOKENIZER_SOURCES = ("invoices", "calls", "calls_single", "records", "logs", "arithmetic", "questions", "stories")
+TOKENIZER_CORPORA = ("code", "code_tests", "manual", "databases", "novels", "jargon")
 REASONS = ["I can answer this directly.", "Short question, short answer.", "Röviden válaszolok."]
 
 
@@ -109,7 +110,7 @@ def tokenizer_texts(scale: float, corpora: bool) -> Iterator[str]:
     for source in TOKENIZER_SOURCES:
         _, documents = GENERATORS[source]
         yield from generated(source, "train", max(40, round(documents * scale * 0.05)))
-    for source in COLLECTORS if corpora else ():
+    for source in TOKENIZER_CORPORA if corpora else ():
         yield from (text for place, text in enumerate(collected(source, "train")) if place % 4 == 0)
 
 
@@ -154,10 +155,11 @@ def build(
         shutil.rmtree(out / "shards", ignore_errors=True)  # a shard of an older build must not be trained on
         manifest = {
             "python": platform.python_version(),
-            "packages": {p.name: {"version": p.version, "sha256": p.sha256} for p in DEBIAN} if corpora else {},
             "tokenizer_sha256": _tokenizer_hash(out),
             "shards": {},
         }
+    if corpora:
+        manifest["packages"] = {f"{p.name}={p.version}": p.sha256 for p in DEBIAN} | wheel_hashes()
     present, shards = manifest["shards"], {}
     for split, source, texts in all_texts(scale, corpora):
         path, name = out / "shards" / split / f"{source}.xz", f"{split}/{source}"

