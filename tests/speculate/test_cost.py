@@ -71,3 +71,13 @@ def test_a_dense_model_touches_no_experts() -> None:
     pool = ExpertPool(0, 0)
     pool.add(4, 0.0)
     assert pool.distinct(16) == 0.0
+
+
+def test_tokens_that_cost_more_than_their_bytes_are_not_taken_for_experts() -> None:
+    """On a CPU a token adds arithmetic where bytes foretell next to nothing: short steps must not look dear for it."""
+    rng, fit, pool = random.Random(1), LinearFit([6.4e6, 1.9e4, 6.1e5]), ExpertPool(16, 4)
+    for _ in range(100):
+        tokens = rng.choice([1, 1, 1, 1, 1, 2, 2, 3, 17])
+        fit.add((1.0, tokens, pool.distinct(tokens)), 0.002 * (1.0 + 0.24 * (tokens - 1)) * rng.gauss(1.0, 0.05))
+    one, two = (fit.seconds((1.0, tokens, pool.distinct(tokens))) for tokens in (1, 2))
+    assert two / one - 1.0 == pytest.approx(0.24, abs=0.08)

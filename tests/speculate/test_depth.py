@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from itertools import product
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -126,6 +127,21 @@ def test_overconfidence_on_one_text_is_learned_within_a_few_dozen_tokens() -> No
     for _ in range(60):
         box.step(sure=0.95, truth=0.3)
     assert max(box.depths[30:]) <= 3
+
+
+def test_free_drafts_as_good_as_they_claim_are_not_given_up_for_the_first_few_misses() -> None:
+    """New requests one after another, a token more costs a quarter of a step: the likely drafts pay, others do not."""
+    rng, controller = random.Random(1), DepthController(StepBytes(fixed=5e9, token=1.5e9), {})
+    verified: dict[float, list[int]] = {0.4: [], 0.1: []}
+    for step in range(800):
+        controller.ask([step // 20], [1])
+        sure = rng.choice(list(verified))
+        depth = controller.cut([Draft([1], [sure], "phrases")])[0]
+        hit = rng.random() < sure
+        controller.observe([[1, 2][: 1 + depth] if hit else [3]], 0.02 * (1.0 + 0.24 * depth), 0.0)
+        verified[sure].append(depth)
+    assert mean(verified[0.4]) > 0.95
+    assert mean(verified[0.1]) < 0.03
 
 
 def brute_force(reached: list[list[float]], value: Any) -> float:

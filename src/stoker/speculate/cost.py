@@ -10,6 +10,7 @@ DECAY = 0.99  # weight of a measurement against the one after it: about the last
 STALL = 4.0  # times the expected seconds: a longer step was held up by something else and counts as this
 WARM_UP = 8.0  # measurements before one can be called a stall; until then a much faster one starts the fit anew
 TRUST_IN_BYTES = 0.003  # (noise of a measured step / doubt about the guess from bytes) squared
+LEAST_DOUBT = 0.05  # of a step: what a token adds beyond bytes is next to nothing on a GPU and a tenth on a CPU
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class LinearFit:
         size = len(self._shape)
         typical = self._seconds / self._weight if self._weight else max(scale * sum(self._shape), 1e-12)
         guess = [s * scale for s in self._shape]
-        # a guess of next to nothing is no firmer than one of half a per cent of a step, and one of far too much still
-        # pulls, or there would be nothing to tell coefficients apart by
-        pull = [TRUST_IN_BYTES * max(typical / max(g, 0.005 * typical), 1e-3) ** 2 for g in guess]
+        # a guess of next to nothing is no firmer than one of LEAST_DOUBT, and one of far too much still pulls, or there
+        # would be nothing to tell coefficients apart by
+        pull = [TRUST_IN_BYTES * max(typical / max(g, LEAST_DOUBT * typical), 1e-3) ** 2 for g in guess]
         live = list(range(size))
         while live:
             matrix = [[self._products[i][j] + (pull[i] if i == j else 0.0) for j in live] for i in live]

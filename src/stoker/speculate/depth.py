@@ -48,9 +48,7 @@ RATE_START = 4.0  # steps without drafts that a request's rate starts from
 EARNING = 0.03  # weight of the newest draft in what drafting earns a request
 FIRST_BLOCKS = 2  # blocks the first guess at that is worth
 DOUBT = 1.5  # times the price of drafting that a new request is taken to earn by it
-# What is known beforehand of how a request's drafts fare. Confidence of a network means much the same in all texts;
-# that of a source that costs nothing does not: some texts repeat themselves and some only seem to.
-SHIFT_KNOWN, SHIFT_KNOWN_FREE = 4.0, 0.5
+SHIFT_KNOWN = 4.0  # information that a request's drafts fare as those of others do
 SHIFT_MEMORY, SHIFT_LIMIT = 0.98, 6.0  # per block; most log odds a request may differ by
 NEXT = 0.1  # weight of the newest token in how likely the next draft usually is
 
@@ -62,14 +60,13 @@ _first = itemgetter(0)
 class _Shift:
     """By how many log odds one request's drafts fare better or worse than drafts of their confidence do."""
 
-    prior: float  # information there was before its first draft
-    known: float = 0.0  # and what its drafts have given lately
+    known: float = 0.0  # information that its drafts have given lately
     value: float = 0.0
 
     def learn(self, surprise: float, information: float) -> None:
         """From one block: hits less what was expected of them, and the variance of that."""
         self.known = SHIFT_MEMORY * self.known + information
-        value = self.value + surprise / (self.known + self.prior)
+        value = self.value + surprise / (self.known + SHIFT_KNOWN)
         self.value = min(max(value, -SHIFT_LIMIT), SHIFT_LIMIT)
 
 
@@ -317,8 +314,7 @@ class DepthController:
         if draft is None:
             return
         known = self._calibration[draft.source]
-        prior = SHIFT_KNOWN if draft.source in self._costs else SHIFT_KNOWN_FREE
-        shift = track.shifts.setdefault(draft.source, _Shift(prior))
+        shift = track.shifts.setdefault(draft.source, _Shift())
         start, stop = track.followed, min(track.followed + len(emitted), len(draft))
         chances = track.chances[start:stop]
         if start + len(chances) < stop:  # the text has followed it further than it seemed worth looking

@@ -18,7 +18,7 @@ SOURCE, PHRASES = "lookup", "phrases"  # of drafts from the text, and from the t
 LONGEST, SHORTEST = 4, 2  # tokens of a match; a single token recurs too often to mean anything
 HABIT = 0.98  # per observation: how often a match of a length went on, over about the last fifty
 STRENGTH = 6.0  # observations the first guess is worth
-UNLIKELY = 0.25  # phrases are followed while all of a draft is at least that likely to be right: else no row pays
+UNLIKELY = 0.2  # phrases are followed while all of a draft is at least that likely to be right: else no row pays
 
 
 @dataclass
