@@ -44,7 +44,7 @@ from stoker.speculate.sampling import Sampling
 WIDTHS = (1, 2, 4, 8, 16)  # tokens of one sequence in a step
 BATCH = 8
 TARGETS = {"transformers": 4.0, "batch": 2.5, "JSON": 2.0, "agent": 2.0, "prose": 1.2}
-DRAFTS = ("mtp:auto", "dflash:auto", "lookup+mtp:auto")
+DRAFTS = ("mtp:auto", "dflash:auto", "lookup:auto", "lookup+mtp:auto")
 
 
 @dataclass
