@@ -149,7 +149,7 @@ class Evaluation:
             tokens = self.held_out_tokens(source)
             apart = max(1, (len(tokens) - GIVEN) // self.count(passages))
             tasks[kind] = [tokens[i : i + GIVEN] for i in range(0, len(tokens) - GIVEN, apart)][: self.count(passages)]
-        found = {}
+        found: dict[str, dict[str, float]] = {}
         for kind, encoded in tasks.items():
             if not encoded:
                 continue

@@ -107,8 +107,7 @@ def distinct_experts(layers: Many[SparseMlp], tokens: int) -> float | None:
     """Per layer on average, in the forward over these `tokens` just done; None if that cannot be told."""
     if tokens == 1 and layers:
         return float(layers[0].moe.top_k)
-    routed = [layer.routed.flatten() for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
+    routed = [layer.routed for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
     if not routed:
         return None
-    touched = torch.zeros(len(routed), layers[0].moe.num_experts, device=routed[0].device)
-    return float(touched.scatter_(1, torch.stack(routed).long(), 1.0).sum()) / len(routed)
+    return sum(len(set(chosen)) for chosen in torch.stack(routed).flatten(1).tolist()) / len(routed)

@@ -219,6 +219,23 @@ def test_delta_rule_in_blocks_and_batches_equals_token_by_token() -> None:
             positions[slot], accepted[slot] = positions[slot] + keep[slot], keep[slot]
 
 
+@pytest.mark.parametrize("accepted", range(5))
+def test_a_step_adds_what_was_accepted_and_nothing_of_its_own(accepted: int) -> None:
+    """However many tokens either has: they go into a state in passes of one or two."""
+    alone = Delta()
+    expected, states = [], []
+    for t in range(12):
+        expected.append(alone.step(gated_delta, [(0, int(t > 0), t, 1)]))
+        states.append(alone.state.recurrent[0].clone())
+    for count in range(1, 8):
+        blocks = Delta()
+        if accepted:
+            blocks.step(gated_delta, [(0, 0, 0, accepted)])
+        found = blocks.step(gated_delta, [(0, accepted, accepted, count)])
+        assert torch.equal(found, torch.cat(expected[accepted : accepted + count]))
+        assert torch.equal(blocks.state.recurrent[0], states[accepted])
+
+
 def test_committing_adds_what_was_accepted() -> None:
     blocks, alone = Delta(), Delta()
     blocks.step(gated_delta, [(1, 0, 0, 9)])

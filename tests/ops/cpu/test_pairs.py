@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.model.pack import pack
-from stoker.ops.cpu import pairs
+from stoker.ops.cpu import pairs, strips
 from stoker.ops.linear import Weight, as_tensor
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
@@ -46,8 +46,8 @@ def product(weight: pairs.Blocks, x: Tensor, dots: bool) -> Tensor:
     multiply = multiplier(weight.kind, dots)
     rows = x if dots else x.float()
     out = []
-    for block in range(weight.outputs // pairs.BLOCK):
-        sums = torch.zeros(len(x), pairs.BLOCK)
+    for block in range(weight.outputs // strips.BLOCK):
+        sums = torch.zeros(len(x), strips.BLOCK)
         multiply(
             rows.data_ptr(), rows.stride(0) * rows.element_size(), len(x), weight.inputs, weight.group,
             weight.codes[block].data_ptr(), weight.scales[block].data_ptr(), sums.data_ptr(),
@@ -106,13 +106,13 @@ WITHOUT = """
 import llvmlite.binding as binding
 import torch
 features = binding.get_host_cpu_features()
-features["avx512bf16"] = False
+features.update(dict.fromkeys(MISSING, False))
 binding.get_host_cpu_features = lambda: features
 from stoker.model.pack import pack
 from stoker.ops.cpu import enable, pairs
 from stoker.weights.formats.int4 import Int4
 assert not pairs.DOTS
-assert enable._experts_hold()
+assert enable._experts_hold() and enable._attention_holds()
 weight = Int4.quantize(torch.randn(192, 256))
 packed = pack(weight, blocks=True)
 assert packed.blocks
@@ -121,7 +121,11 @@ torch.testing.assert_close(packed.product(x), x.float() @ weight.dequantize().t(
 """
 
 
-def test_projections_and_experts_on_a_processor_without_the_instruction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [("avx512bf16",), ("avx512bf16", "avx512f")])
+def test_products_on_a_processor_without_the_instruction_or_without_as_many_registers(
+    missing: tuple[str, ...], tmp_path: Path
+) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True)
+    program = f"MISSING = {missing}\n{WITHOUT}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

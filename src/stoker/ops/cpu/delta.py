@@ -33,24 +33,44 @@ def _absorb(state, decay, k, d):
             state[i, j] = fma(ki, d[j], decay * state[i, j])
 
 
-@compiled
-def _absorb_and_recall(state, decay, last_k, last_d, q, k, of_k, of_q):
-    """The same, then of_k = state^T k and of_q = state^T q, in one pass."""
-    for j in range(state.shape[1]):
-        of_k[j] = np.float32(0)
-        of_q[j] = np.float32(0)
-    for i in range(0, state.shape[0], 4):
-        a0, a1, a2, a3 = last_k[i], last_k[i + 1], last_k[i + 2], last_k[i + 3]
-        k0, k1, k2, k3 = k[i], k[i + 1], k[i + 2], k[i + 3]
-        q0, q1, q2, q3 = q[i], q[i + 1], q[i + 2], q[i + 3]
+def _pass(twice, kept):
+    """A compiled pass over a state that adds the changes of one token, or `twice` of one after the other, and then has
+    of_k = state^T k and of_q = state^T q. `kept`: whether the state is what it came to, or stays as it was."""
+
+    @compiled
+    def absorb_and_recall(state, decays, last_ks, last_ds, q, k, of_k, of_q):
+        (before, decay), (before_k, last_k), (before_d, last_d) = decays, last_ks, last_ds
         for j in range(state.shape[1]):
-            s0 = fma(a0, last_d[j], decay * state[i, j])
-            s1 = fma(a1, last_d[j], decay * state[i + 1, j])
-            s2 = fma(a2, last_d[j], decay * state[i + 2, j])
-            s3 = fma(a3, last_d[j], decay * state[i + 3, j])
-            state[i, j], state[i + 1, j], state[i + 2, j], state[i + 3, j] = s0, s1, s2, s3
-            of_k[j] = fma(k3, s3, fma(k2, s2, fma(k1, s1, fma(k0, s0, of_k[j]))))
-            of_q[j] = fma(q3, s3, fma(q2, s2, fma(q1, s1, fma(q0, s0, of_q[j]))))
+            of_k[j] = np.float32(0)
+            of_q[j] = np.float32(0)
+        for i in range(0, state.shape[0], 4):
+            b0, b1, b2, b3 = before_k[i], before_k[i + 1], before_k[i + 2], before_k[i + 3]
+            a0, a1, a2, a3 = last_k[i], last_k[i + 1], last_k[i + 2], last_k[i + 3]
+            k0, k1, k2, k3 = k[i], k[i + 1], k[i + 2], k[i + 3]
+            q0, q1, q2, q3 = q[i], q[i + 1], q[i + 2], q[i + 3]
+            for j in range(state.shape[1]):
+                s0, s1, s2, s3 = state[i, j], state[i + 1, j], state[i + 2, j], state[i + 3, j]
+                if twice:
+                    s0, s1 = fma(b0, before_d[j], before * s0), fma(b1, before_d[j], before * s1)
+                    s2, s3 = fma(b2, before_d[j], before * s2), fma(b3, before_d[j], before * s3)
+                s0, s1 = fma(a0, last_d[j], decay * s0), fma(a1, last_d[j], decay * s1)
+                s2, s3 = fma(a2, last_d[j], decay * s2), fma(a3, last_d[j], decay * s3)
+                if kept:
+                    state[i, j], state[i + 1, j], state[i + 2, j], state[i + 3, j] = s0, s1, s2, s3
+                of_k[j] = fma(k3, s3, fma(k2, s2, fma(k1, s1, fma(k0, s0, of_k[j]))))
+                of_q[j] = fma(q3, s3, fma(q2, s2, fma(q1, s1, fma(q0, s0, of_q[j]))))
+
+    return absorb_and_recall
+
+
+_keep_one, _keep_two, _read_one, _read_two = (_pass(twice, kept) for kept in (True, False) for twice in (False, True))
+
+
+@compiled
+def _copy(source, target):
+    for i in range(source.shape[0]):
+        for j in range(source.shape[1]):
+            target[i, j] = source[i, j]
 
 
 @compiled
@@ -139,7 +159,7 @@ def _steps(data):
     out = bf16s(out_in, (tokens, value_heads, values))
     copy = np.empty((keys, values), np.float32)
     of_k, of_q, result = np.empty(values, np.float32), np.empty(values, np.float32), np.empty(values, np.float32)
-    last, nothing = np.empty(fed_size, np.float32), np.zeros(max(keys, values), np.float32)
+    nothing = np.zeros(max(keys, values), np.float32)
     mixed = np.empty((tokens, 2 * keys + group * values), np.float32)
     root = np.float32(1) / np.float32(math.sqrt(keys))
 
@@ -151,7 +171,6 @@ def _steps(data):
         first = 0
         for i in range(r):
             first += rows[i, 2]
-        last[:] = pending[slot, (stop - 1) % ring]  # its place may be needed for a token of this step
         for t in range(count):
             row, position = bf16s(projected + 2 * (first + t) * stride, (channels,)), start + t
             q, k, v = mixed[t, :keys], mixed[t, keys : 2 * keys], mixed[t, 2 * keys :]
@@ -163,23 +182,35 @@ def _steps(data):
         for h in range(key_head * group, (key_head + 1) * group):
             key, change = key_head * keys, key_heads * keys + h * values
             place = key_heads * keys + value_heads * values + h  # of the decay
-            _replay(recurrent, pending, replays[r], h, shape, 1)
-            state = recurrent[slot, h]
-            decay, last_k, last_d = np.float32(1), nothing, nothing
-            if stop > begin:
-                decay, last_k, last_d = last[place], last[key:], last[change:]
+            _replay(recurrent, pending, replays[r], h, shape, 2)
+            state, waiting = recurrent[slot, h], min(stop - begin, 2)  # changes that are not in the state yet
+            one, two = pending[slot, (stop - 2) % ring], pending[slot, (stop - 1) % ring]
+            decays = (one[place], two[place]) if waiting else (np.float32(1), np.float32(1))
+            ks = (one[key : key + keys], two[key : key + keys]) if waiting else (nothing, nothing)
+            ds = (one[change : change + values], two[change : change + values]) if waiting else (nothing, nothing)
             for t in range(count):
                 fed, row = pending[slot, (start + t) % ring], first + t
                 q, k, d = mixed[t, :keys], mixed[t, keys : 2 * keys], fed[change : change + values]
                 v = mixed[t, 2 * keys + (h - key_head * group) * values :]
-                if t == 1:  # what the first token changes may have to be taken back
-                    copy[:] = state
-                    state = copy
-                _absorb_and_recall(state, decay, last_k, last_d, q, k, of_k, of_q)
+                if t > 0 and (waiting < 2 or t == count - 1):  # what a token changes may have to be taken back
+                    if waiting < 2:
+                        _read_one(state, decays, ks, ds, q, k, of_k, of_q)
+                    else:
+                        _read_two(state, decays, ks, ds, q, k, of_k, of_q)
+                else:
+                    if t == 2:
+                        _copy(state, copy)
+                        state = copy
+                    if waiting < 2:
+                        _keep_one(state, decays, ks, ds, q, k, of_k, of_q)
+                    else:
+                        _keep_two(state, decays, ks, ds, q, k, of_k, of_q)
+                    waiting = 0
                 gates = floats(gates_in + 4 * row * gates_stride, (2 * value_heads,))
                 raw = gates[h] + bias[h]
                 soft = raw if raw > np.float32(20) else np.float32(math.log1p(exp(raw)))
-                decay, last_k, last_d = exp(soft * log_decay[h]), k, d
+                decay, waiting = exp(soft * log_decay[h]), waiting + 1
+                decays, ks, ds = (decays[1], decay), (ks[1], k), (ds[1], d)
                 _change(decay, sigmoid(gates[value_heads + h]), dot(q, k), root, v, of_k, of_q, d, result)
                 fed[place] = decay
                 z = bf16s(z_in + 2 * (row * z_stride + h * values), (values,))

@@ -10,7 +10,8 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from stoker.ops.cpu.compiled import bf16s, floats, narrow
-from stoker.ops.cpu.pairs import BLOCK, DOTS, NUMBER, Blocks, copy_row, multiply
+from stoker.ops.cpu.pairs import DOTS, NUMBER, Blocks, copy_row, multiply
+from stoker.ops.cpu.strips import BLOCK
 from stoker.ops.cpu.team import arguments, call, entry, ticket
 
 

@@ -15,7 +15,8 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from stoker.ops.cpu.compiled import compiled, floats, fma, longs, sigmoid, silu
-from stoker.ops.cpu.pairs import BLOCK, NUMBER, Blocks, copy_row, multiply, round_row
+from stoker.ops.cpu.pairs import NUMBER, Blocks, copy_row, multiply, round_row
+from stoker.ops.cpu.strips import BLOCK
 from stoker.ops.cpu.team import arguments, call, entry, finish, second_ticket, ticket, wait
 from stoker.ops.linear import Weight
 

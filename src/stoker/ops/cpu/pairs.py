@@ -17,18 +17,15 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from stoker.ops.cpu.compiled import bf16s, compiled, floats, narrow, widen
+from stoker.ops.cpu.strips import BLOCK, LANES, STRIP, WORD, groups
 from stoker.ops.linear import Weight, as_tensor
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import ZERO_POINT, Int4, unpack_nibbles
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.layout import FP8_BLOCK
 
-BLOCK = 64  # outputs
-STRIP = 16  # inputs
-LANES = 16
 INT4, BF16 = 1, 4  # bytes of two weights
 MOST = 6  # rows whose sums fit into registers
-WORD = ir.IntType(32)
 DOTS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 NUMBER = 2 if DOTS else 4  # bytes of a number of a row: without that instruction they are bf16 numbers kept as fp32
 
@@ -136,7 +133,6 @@ def _multiplier(kind: int, tokens: int, dots: bool):
         rows, row_bytes, weights, strips, scales, sums = addresses
         vector, words = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(WORD, LANES)
         pairs, shorts = ir.VectorType(_Bfloat(), 2 * LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
-        lanes = range(0, BLOCK, LANES)
 
         def function(name, result, *arguments):
             return get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
@@ -181,35 +177,32 @@ def _multiplier(kind: int, tokens: int, dots: bool):
         starts = [rows]
         for _ in range(1, tokens):
             starts.append(builder.add(starts[-1], row_bytes))
-        zeros = ir.Constant(vector, [0.0] * LANES)
-        found = [[alloca_once_value(builder, zeros) for _ in lanes] for _ in range(tokens)]
-        for totals in found:
-            for total in totals:
-                builder.store(zeros, total)  # the place is made once, and this code may be in a loop
-        number = strips.type
-        with for_range(builder, strips) as loop:
-            here = builder.add(weights, builder.mul(loop.index, ir.Constant(number, STRIP // 2 * BLOCK * kind)))
-            along = builder.mul(loop.index, ir.Constant(number, STRIP * (2 if dots else 4)))
-            for pair in range(STRIP // 2):
-                for which, lane in enumerate(lanes):
-                    weight = decode_pairs(here, pair, lane) if dots else decode(here, pair, lane)
-                    for start, totals in zip(starts, found, strict=True):
-                        value, place = builder.load(totals[which]), builder.add(start, along)
-                        if dots:
-                            x = builder.bitcast(spread(load(place, 4 * pair, WORD), words), pairs)
-                            value = builder.call(paired, (value, x, weight))
-                        else:
-                            for i, half in enumerate(weight):
-                                x = spread(load(place, 4 * (2 * pair + i), ir.FloatType()), vector)
-                                value = builder.call(fused, (x, half, value))
-                        builder.store(value, totals[which])
-        for which, lane in enumerate(lanes):
-            scale = load(scales, 4 * lane, vector)
-            for token, totals in enumerate(found):
-                place = builder.add(sums, ir.Constant(sums.type, 4 * (token * BLOCK + lane)))
-                pointer = builder.inttoptr(place, vector.as_pointer())
-                total = builder.call(fused, (builder.load(totals[which]), scale, builder.load(pointer, align=4)))
-                builder.store(total, pointer, align=4)
+        number, zeros = strips.type, ir.Constant(vector, [0.0] * LANES)
+        for lanes, unrolled in groups(tokens, STRIP // 2):
+            found = [[alloca_once_value(builder, zeros) for _ in lanes] for _ in range(tokens)]
+            with for_range(builder, builder.mul(strips, ir.Constant(number, STRIP // 2 // unrolled))) as loop:
+                here = builder.add(weights, builder.mul(loop.index, ir.Constant(number, unrolled * BLOCK * kind)))
+                along = builder.mul(loop.index, ir.Constant(number, 2 * unrolled * (2 if dots else 4)))
+                for pair in range(unrolled):
+                    for which, lane in enumerate(lanes):
+                        weight = decode_pairs(here, pair, lane) if dots else decode(here, pair, lane)
+                        for start, totals in zip(starts, found, strict=True):
+                            value, place = builder.load(totals[which]), builder.add(start, along)
+                            if dots:
+                                x = builder.bitcast(spread(load(place, 4 * pair, WORD), words), pairs)
+                                value = builder.call(paired, (value, x, weight))
+                            else:
+                                for i, half in enumerate(weight):
+                                    x = spread(load(place, 4 * (2 * pair + i), ir.FloatType()), vector)
+                                    value = builder.call(fused, (x, half, value))
+                            builder.store(value, totals[which])
+            for which, lane in enumerate(lanes):
+                scale = load(scales, 4 * lane, vector)
+                for token, totals in enumerate(found):
+                    place = builder.add(sums, ir.Constant(sums.type, 4 * (token * BLOCK + lane)))
+                    pointer = builder.inttoptr(place, vector.as_pointer())
+                    total = builder.call(fused, (builder.load(totals[which]), scale, builder.load(pointer, align=4)))
+                    builder.store(total, pointer, align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 6), generate

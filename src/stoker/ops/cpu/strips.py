@@ -6,7 +6,7 @@ vectors are wider and stay in registers longer than those it finds by itself.
 A sum goes over its inputs from the first to the last, rounded once for each, however many rows are computed together.
 """
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range, get_or_insert_function
 from numba.extending import intrinsic
@@ -17,6 +17,15 @@ BLOCK = 64  # outputs
 STRIP = 16  # inputs
 LANES = 16
 WORD = ir.IntType(32)
+WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # 32 registers of sixteen numbers, else the room of eight
+
+
+def groups(tokens: int, most: int) -> list[tuple[range, int]]:
+    """How the 64 sums of so many rows are computed, as many at a time as registers hold: the first of each sixteen, and
+    how many of `most` inputs are spelled out one after another before a loop goes on."""
+    width = BLOCK if WIDE else max(LANES, BLOCK // tokens // LANES * LANES)
+    unrolled = most if WIDE or tokens == 1 else 1
+    return [(range(first, first + width, LANES), unrolled) for first in range(0, BLOCK, width)]
 
 
 def _multiplier(tokens):
@@ -27,7 +36,6 @@ def _multiplier(tokens):
         rows, row_bytes, weights, sums = addresses
         single, vector, words = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES), ir.VectorType(WORD, LANES)
         fused = get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32")
-        lanes = range(0, BLOCK, LANES)
 
         def load(address, offset, kind):
             moved = builder.add(address, ir.Constant(address.type, offset))
@@ -37,20 +45,31 @@ def _multiplier(tokens):
             one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(WORD, 0))
             return builder.shuffle_vector(one, one, ir.Constant(words, [0] * LANES))
 
-        starts = [rows]
+        def add(starts, weights, inputs, lanes, found):
+            for place in range(inputs):
+                for which, lane in enumerate(lanes):
+                    weight = load(weights, 4 * (place * BLOCK + lane), vector)
+                    for start, totals in zip(starts, found, strict=True):
+                        x = spread(load(start, 4 * place, single))
+                        builder.store(builder.call(fused, (x, weight, builder.load(totals[which]))), totals[which])
+
+        starts, number = [rows], rows.type
         for _ in range(1, tokens):
             starts.append(builder.add(starts[-1], row_bytes))
-        found = [[load(sums, 4 * (token * BLOCK + lane), vector) for lane in lanes] for token in range(tokens)]
-        for place in range(STRIP):
-            for which, lane in enumerate(lanes):
-                weight = load(weights, 4 * (place * BLOCK + lane), vector)
-                for start, totals in zip(starts, found, strict=True):
-                    x = spread(load(start, 4 * place, single))
-                    totals[which] = builder.call(fused, (x, weight, totals[which]))
-        for token, totals in enumerate(found):
-            for lane, total in zip(lanes, totals, strict=True):
-                moved = builder.add(sums, ir.Constant(sums.type, 4 * (token * BLOCK + lane)))
-                builder.store(total, builder.inttoptr(moved, vector.as_pointer()), align=4)
+        for lanes, unrolled in groups(tokens, STRIP):
+            places = [[4 * (token * BLOCK + lane) for lane in lanes] for token in range(tokens)]
+            found = [[alloca_once_value(builder, load(sums, place, vector)) for place in row] for row in places]
+            if unrolled == STRIP:
+                add(starts, weights, STRIP, lanes, found)
+            else:
+                with for_range(builder, ir.Constant(number, STRIP // unrolled)) as loop:
+                    along = builder.mul(loop.index, ir.Constant(number, 4 * unrolled))
+                    here = builder.add(weights, builder.mul(along, ir.Constant(number, BLOCK)))
+                    add([builder.add(start, along) for start in starts], here, unrolled, lanes, found)
+            for totals, row in zip(found, places, strict=True):
+                for total, place in zip(totals, row, strict=True):
+                    moved = builder.add(sums, ir.Constant(number, place))
+                    builder.store(builder.load(total), builder.inttoptr(moved, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp, types.intp), generate
@@ -118,15 +137,18 @@ def sixteen_dots(typing_context, row, others, size, out):
         def load(address):
             return builder.load(builder.inttoptr(address, vector.as_pointer()), align=4)
 
-        sums = [alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(LANES)]
-        row_bytes = builder.mul(size, ir.Constant(number, 4))
-        with for_range(builder, builder.udiv(size, ir.Constant(number, LANES))) as loop:
-            offset = builder.mul(loop.index, ir.Constant(number, 4 * LANES))
-            x, place = load(builder.add(row, offset)), builder.add(others, offset)
-            for total in sums:
-                builder.store(builder.call(fused, (x, load(place), builder.load(total))), total)
-                place = builder.add(place, row_bytes)
-        found, distance = [builder.load(total) for total in sums], 1
+        row_bytes, most = builder.mul(size, ir.Constant(number, 4)), LANES if WIDE else 4
+        found, distance = [], 1
+        for first in range(0, LANES, most):
+            sums = [alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(most)]
+            begin = builder.add(others, builder.mul(row_bytes, ir.Constant(number, first)))
+            with for_range(builder, builder.udiv(size, ir.Constant(number, LANES))) as loop:
+                offset = builder.mul(loop.index, ir.Constant(number, 4 * LANES))
+                x, place = load(builder.add(row, offset)), builder.add(begin, offset)
+                for total in sums:
+                    builder.store(builder.call(fused, (x, load(place), builder.load(total))), total)
+                    place = builder.add(place, row_bytes)
+            found += [builder.load(total) for total in sums]
         while len(found) > 1:  # lane l of the last one left is the sum of all lanes of number l
             found = [_paired(builder, a, b, distance) for a, b in zip(found[::2], found[1::2], strict=True)]
             distance *= 2
