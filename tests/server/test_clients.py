@@ -59,7 +59,7 @@ class TestOpenai:
         assert [model.id for model in client.models.list()] == ["demo", "other"]
 
     def test_chat_streaming(self, client: openai.OpenAI) -> None:
-        given: Any = {"model": "demo", "messages": QUESTION, "max_completion_tokens": 16, "temperature": 0}
+        given: Any = {"model": "demo", "messages": QUESTION, "max_completion_tokens": 200, "temperature": 0}
         given["extra_body"] = {"chat_template_kwargs": NO_THINK}
         whole = client.chat.completions.create(**given).choices[0].message.content
         with client.chat.completions.stream(**given, stream_options={"include_usage": True}) as stream:
