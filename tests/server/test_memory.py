@@ -58,7 +58,7 @@ def test_less_memory_means_fewer_pages_and_then_no_start() -> None:
     with pytest.raises(RequestError) as refused:
         pages(800 << 20)
     found = str(refused.value)
-    for words in ("one request of 8,192 tokens does not fit", "weights 46", "800.0 MiB available", "--context"):
+    for words in ("one request of 8,192 tokens does not fit", "weights 47", "800.0 MiB available", "--context"):
         assert words in found
     with pytest.raises(RequestError, match="stay free for the system"):
         plan_engine(config(reserve=20 * GIB), PLENTY)

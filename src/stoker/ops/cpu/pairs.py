@@ -178,7 +178,8 @@ def _multiplier(kind: int, tokens: int, dots: bool):
         for _ in range(1, tokens):
             starts.append(builder.add(starts[-1], row_bytes))
         number, zeros = strips.type, ir.Constant(vector, [0.0] * LANES)
-        for lanes, unrolled in groups(tokens, STRIP // 2):
+        # bf16 is four times as long and often comes from memory: in one go, though registers do not hold all sums
+        for lanes, unrolled in groups(tokens if kind == INT4 else 1, STRIP // 2):
             found = [[alloca_once_value(builder, zeros) for _ in lanes] for _ in range(tokens)]
             with for_range(builder, builder.mul(strips, ir.Constant(number, STRIP // 2 // unrolled))) as loop:
                 here = builder.add(weights, builder.mul(loop.index, ir.Constant(number, unrolled * BLOCK * kind)))
