@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -47,6 +47,28 @@ def texts() -> list[list[int]]:
 def reference_logits(directory: Path, texts: list[list[int]]) -> list[Tensor]:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     return [model(torch.tensor([text])).logits[0] for text in texts]
+
+
+@torch.inference_mode()
+def rows_before_a_tie(directory: Path, texts: list[list[int]]) -> list[int]:
+    """Of each text, the rows before any where rounding alone decides between two experts. Which one it falls on depends
+    on the processor and its threads; another expert is another row, and all after it see its keys and state."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    tied: list[Tensor] = []
+
+    def note(_: nn.Module, __: object, output: tuple[Tensor, ...]) -> None:
+        last, next_best = output[0].topk(output[2].shape[-1] + 1, dim=-1).values[:, -2:].unbind(-1)
+        tied.append(last - next_best < 5e-6)
+
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(note)
+    lengths = []
+    for text in texts:
+        tied.clear()
+        model(torch.tensor([text]))
+        rows = torch.stack(tied).any(0).nonzero()
+        lengths.append(int(rows[0]) if len(rows) else len(text))
+    return lengths
 
 
 def clear(logits: Tensor) -> Tensor:
@@ -121,13 +143,16 @@ def test_tokenizer_and_template_are_those_of_transformers(exported: Path) -> Non
 def test_logits_and_greedy_tokens_are_those_of_transformers(exported: Path, texts: list[list[int]]) -> None:
     model = load_model(EMBEDDED, dtype=torch.float32).model
     sure = total = 0
-    for text, want in zip(texts, reference_logits(exported / "fp32", texts), strict=True):
-        got = run_chunks(model, new_cache(model), text, [len(text)], Family.PREFILL)
+    wanted, lengths = reference_logits(exported / "fp32", texts), rows_before_a_tie(exported / "fp32", texts)
+    for text, want, length in zip(texts, wanted, lengths, strict=True):
+        got = run_chunks(model, new_cache(model), text, [len(text)], Family.PREFILL)[:length]
+        want = want[:length]
         assert row_errors(got, want).max() <= 2e-5
         where = clear(want)
-        sure, total = sure + int(where.sum()), total + len(text)
+        sure, total = sure + int(where.sum()), total + length
         assert torch.equal(got.argmax(-1)[where], want.argmax(-1)[where])
     assert sure > 0.99 * total
+    assert total > 0.9 * sum(map(len, texts))
 
 
 def test_answers_are_those_transformers_gives(exported: Path, texts: list[list[int]]) -> None:
