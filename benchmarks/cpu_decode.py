@@ -2,9 +2,10 @@
 
     python benchmarks/cpu_decode.py --model demo --json benchmarks/results/cpu-decode.json
 
-Everything runs in one process with the same number of threads, ways taking turns round after round, so that what else
-the machine does falls on all of them alike. Decode only: a request's clock starts with its first token. transformers
-gets the same checkpoint dequantised to bf16. The ceiling is the bytes a step reads over this machine's read bandwidth.
+Everything runs in one process with the same number of threads, and ways that are compared take turns text by text, so
+that what else the machine does falls on all of them alike; a ratio is the median of those of the rounds. Decode only: a
+request's clock starts with its first token. transformers gets the same checkpoint dequantised to bf16. The ceiling is
+the bytes a step reads over this machine's read bandwidth.
 """
 
 import argparse
@@ -52,15 +53,11 @@ class Way:
     """Something that decodes; tokens/s of each round."""
 
     name: str
-    run: Callable[[], tuple[int, float, int]]  # -> tokens, seconds, steps
+    run: Callable[[Sequence[list[int]]], tuple[int, float, int]]  # texts -> tokens, seconds, steps
+    turns: Sequence[Sequence[list[int]]]  # of a round: the texts of each
     speeds: list[float] = field(default_factory=list)
     tokens: int = 0
     steps: int = 0
-
-    def take_turn(self) -> None:
-        tokens, seconds, steps = self.run()
-        self.speeds.append(tokens / seconds)
-        self.tokens, self.steps = self.tokens + tokens, self.steps + steps
 
     @property
     def speed(self) -> float:
@@ -75,10 +72,23 @@ class Way:
         }
 
 
+def play_round(ways: Sequence[Way], counts: bool) -> None:
+    """Every way takes all its turns, one after the other."""
+    found: dict[str, list[tuple[int, float, int]]] = {way.name: [] for way in ways}
+    for turn in range(max(len(way.turns) for way in ways)):
+        for way in ways:
+            if turn < len(way.turns):
+                found[way.name].append(way.run(way.turns[turn]))
+    for way in ways if counts else ():
+        tokens, seconds, steps = (sum(numbers) for numbers in zip(*found[way.name], strict=True))
+        way.speeds.append(tokens / seconds)
+        way.tokens, way.steps = way.tokens + int(tokens), way.steps + int(steps)
+
+
 def stoker_way(
     name: str, model: Decoder, directory: Path, texts: Sequence[list[int]], tokens: int, draft: str, together: int
 ) -> Way:
-    """Texts one after another, or `together` at a time; drafted as `draft` says."""
+    """Texts one by one, or `together` at a time; drafted as `draft` says."""
     choice = DraftChoice.parse(draft)
     longest = max(map(len, texts)) + tokens
     pages = together * (-(-longest // PAGE_SIZE) + 1)
@@ -86,22 +96,20 @@ def stoker_way(
     engine = Engine(model, EngineConfig(pages=pages, slots=together, max_depth=choice.depth), drafter)
     depth = AUTO if choice.adaptive else choice.depth
 
-    def run() -> tuple[int, float, int]:
+    def run(members: Sequence[list[int]]) -> tuple[int, float, int]:
         made, seconds, steps = 0, 0.0, 0
-        for start in range(0, len(texts), together):
-            members = texts[start : start + together]
-            waiting = {engine.submit(text, Sampling(max_tokens=tokens), depth) for text in members}
-            while not engine.idle:
-                started = time.perf_counter()
-                events = engine.step()
-                if not waiting:  # all have their first token: from here on it is decoding alone
-                    seconds += time.perf_counter() - started
-                    made += sum(len(event.tokens) for event in events)
-                    steps += len(events)
-                waiting -= {event.request_id for event in events}
+        waiting = {engine.submit(text, Sampling(max_tokens=tokens), depth) for text in members}
+        while not engine.idle:
+            started = time.perf_counter()
+            events = engine.step()
+            if not waiting:  # all have their first token: from here on it is decoding alone
+                seconds += time.perf_counter() - started
+                made += sum(len(event.tokens) for event in events)
+                steps += len(events)
+            waiting -= {event.request_id for event in events}
         return made, seconds, steps
 
-    return Way(name, run)
+    return Way(name, run, [texts[start : start + together] for start in range(0, len(texts), together)])
 
 
 def transformers_way(directory: Path, texts: Sequence[list[int]], tokens: int) -> Way:
@@ -117,13 +125,13 @@ def transformers_way(directory: Path, texts: Sequence[list[int]], tokens: int) -
         model.generate(torch.tensor([text]), max_new_tokens=count, min_new_tokens=count, do_sample=False)
         return time.perf_counter() - started
 
-    def run() -> tuple[int, float, int]:
+    def run(members: Sequence[list[int]]) -> tuple[int, float, int]:
         """generate's own loop; a run of one token beforehand is what the prompt costs."""
-        spent = sum(seconds(text, tokens) - seconds(text, 1) for text in texts)
-        made = len(texts) * (tokens - 1)
+        spent = sum(seconds(text, tokens) - seconds(text, 1) for text in members)
+        made = len(members) * (tokens - 1)
         return made, spent, made
 
-    return Way("transformers", run)
+    return Way("transformers", run, [[text] for text in texts])
 
 
 def step_times(model: Decoder, widths: Sequence[int], rounds: int) -> dict[int, float]:
@@ -202,22 +210,23 @@ def measure(model: str, tokens: int, count: int, rounds: int, drafts: Sequence[s
     crowd = (mixed * BATCH)[:BATCH]
     with tempfile.TemporaryDirectory() as folder:
         export(directory, Path(folder) / "bf16")
-        ways = {
+        whole = {
             "transformers": transformers_way(Path(folder) / "bf16", mixed, tokens),
             "plain": stoker_way("plain", decoder, directory, mixed, tokens, "none", 1),
             "batch": stoker_way(f"plain, batch {BATCH}", decoder, directory, crowd, tokens, "none", BATCH),
         }
-        for kind in texts:
-            for draft in ("none", *drafts):
-                name = f"{kind}, {draft}"
-                ways[name] = stoker_way(name, decoder, directory, texts[kind], tokens, draft, 1)
+        by_kind = {
+            kind: {
+                (name := f"{kind}, {draft}"): stoker_way(name, decoder, directory, texts[kind], tokens, draft, 1)
+                for draft in ("none", *drafts)
+            }
+            for kind in texts
+        }
         for number in range(rounds + 1):  # the first is to warm up; its figures do not count
-            for way in ways.values():
-                print(f"round {number} of {rounds}: {way.name}", file=sys.stderr)
-                if number:
-                    way.take_turn()
-                else:
-                    way.run()
+            for what, group in {"plain": whole, **by_kind}.items():
+                print(f"round {number} of {rounds}: {what}", file=sys.stderr)
+                play_round(list(group.values()), counts=number > 0)
+    ways = {name: way for group in (whole, *by_kind.values()) for name, way in group.items()}
     curve = step_times(decoder, WIDTHS, rounds)
     size = bytes_per_step(decoder)
     return {
@@ -230,7 +239,8 @@ def measure(model: str, tokens: int, count: int, rounds: int, drafts: Sequence[s
 
 def _ratios(ways: dict[str, Way], kinds: Sequence[str], drafts: Sequence[str]) -> list[dict[str, Any]]:
     def ratio(what: str, above: str, below: str) -> dict[str, Any]:
-        found, target = ways[above].speed / ways[below].speed, TARGETS.get(what)
+        rounds = zip(ways[above].speeds, ways[below].speeds, strict=True)
+        found, target = statistics.median(a / b for a, b in rounds), TARGETS.get(what)
         met = None if target is None else found >= target
         return {"what": what, "of": above, "to": below, "ratio": round(found, 2), "target": target, "met": met}
 
@@ -294,7 +304,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="a checkpoint directory, or demo")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96, help="per answer")
-    parser.add_argument("--texts", type=int, default=3, help="of each kind")
+    parser.add_argument("--texts", type=int, default=6, help="of each kind")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--drafts", nargs="*", default=list(DRAFTS))
     parser.add_argument("--json", type=Path)

@@ -19,6 +19,7 @@ class Oracle:
     """Knows the right continuation and spoils every `wrong`-th guess, so that blocks are accepted in part."""
 
     taps: tuple[int, ...] = ()
+    observes = False
     max_depth = DEPTH
     costs: Mapping[str, DraftCost] = {}
 

@@ -78,6 +78,7 @@ class MockDrafter:
     """Right until the first position that `wrong` divides."""
 
     taps: tuple[int, ...] = ()
+    observes = False
     costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, max_depth: int, wrong: int) -> None:

@@ -40,7 +40,7 @@ class Observed:
 class Recorder:
     """Drafts nothing and keeps what it is shown."""
 
-    max_depth = 0
+    max_depth, observes = 0, True
     costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, taps: tuple[int, ...]) -> None:
@@ -68,6 +68,7 @@ class Guided:
     """
 
     costs: Mapping[str, DraftCost] = {}
+    observes = True
 
     def __init__(self, inner: MtpDrafter | DFlashDrafter, oracle: Oracle) -> None:
         self.inner, self._oracle, self._steps = inner, oracle, 0

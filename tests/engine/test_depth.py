@@ -7,7 +7,7 @@ import torch
 
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO
-from stoker.engine.runner import distinct_experts
+from stoker.engine.runner import COUNT_EVERY, distinct_experts
 from stoker.errors import RequestError
 from stoker.model.decoder import Decoder
 from stoker.model.experts import SparseMlp
@@ -96,7 +96,9 @@ def test_the_controllers_word_is_followed_and_it_hears_what_came_of_it(
         [0],
     ]  # the last has room for none
     assert [token for _, emitted, _ in controller.told for token in emitted[0]] == alone[0][1:]
-    assert all(experts is not None and 3.0 <= experts <= 8.0 for _, _, experts in controller.told)
+    experts = [experts for _, _, experts in controller.told]
+    assert all(3.0 <= counted <= 8.0 for counted in experts[::COUNT_EVERY])
+    assert not any(counted for place, counted in enumerate(experts) if place % COUNT_EVERY)
     assert controller.forgotten == [0]
     assert stats.depths == {3: 2, 0: 3, 5: 1, 1: 1}
     assert (stats.drafted_at, stats.accepted_at) == ([4, 3, 3, 1, 1], [4, 3, 3, 1, 1])

@@ -59,6 +59,7 @@ class Cousin:
     """Drafts from a distribution like the model's but not the same, with the same noise, as real drafters do."""
 
     taps: tuple[int, ...] = ()
+    observes = False
     max_depth = 2
     costs: Mapping[str, DraftCost] = {}
 

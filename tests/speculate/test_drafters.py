@@ -297,6 +297,7 @@ def test_lookup_learns_how_far_matches_go_without_any_being_verified() -> None:
 def test_a_pair_prefers_a_network_to_a_match_that_has_not_held_lately() -> None:
     class Sure:
         taps: tuple[int, ...] = ()
+        observes = False
         max_depth = 4
         costs = LookupDrafter.costs
 

@@ -45,8 +45,8 @@ class StepRunner(Protocol):
         """One step: the newest token of each block and its drafts, or tokens to compute again."""
 
     def distinct_experts(self, tokens: int) -> float | None:
-        """That the last forward read, per layer on average; None if it was not one over so many tokens. Never fewer
-        than there were: who counts reads may count an expert twice that was read twice."""
+        """That the last forward read, per layer on average; None if it was not one over so many tokens, or nobody
+        counted. Never fewer than there were: who counts reads may count an expert twice that was read twice."""
 
 
 class Backend(Protocol):

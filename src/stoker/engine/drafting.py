@@ -35,19 +35,20 @@ class Drafting:
         """Puts drafts into the blocks of a step; what a mask forces is there already and stays."""
         drafted = [block for block in blocks if block.verifies and not block.forced]
         self._adaptive = [block for block in drafted if block.sequence.depth == AUTO]
-        paid = self._ask()
+        limits = [depth_limit(block.sequence, self._max_depth) for block in drafted]
+        paid = self._ask(drafted, limits)
         requests = [
             DraftRequest(
-                block.sequence.slot,
-                block.sequence.pages,
-                block.sequence.prompt,
-                block.sequence.output,
-                block.sequence.sampling,
-                depth_limit(block.sequence, self._max_depth),
-                free_only=not paid.get(block.sequence.id, True),
-                past=block.sequence.past,
+                sequence.slot,
+                sequence.pages,
+                sequence.prompt,
+                sequence.output,
+                sequence.sampling,
+                limit,
+                free_only=not paid.get(sequence.id, True),
+                past=sequence.past,
             )
-            for block in drafted
+            for sequence, limit in zip((block.sequence for block in drafted), limits, strict=True)
         ]
         started = time.perf_counter()
         drafts = self._drafter.propose(requests, self._go_on(drafted)) if requests else []
@@ -78,13 +79,12 @@ class Drafting:
         if self.controller:
             self.controller.forget(sequence.id)
 
-    def _ask(self) -> dict[int, bool]:
+    def _ask(self, drafted: Many[Block], limits: Many[int]) -> dict[int, bool]:
         """Which adaptive requests are worth a pass of a drafting network, by id."""
         if not self._adaptive or not self.controller:
             return {}
-        ids = [block.sequence.id for block in self._adaptive]
-        limits = [depth_limit(block.sequence, self._max_depth) for block in self._adaptive]
-        return dict(zip(ids, self.controller.ask(ids, limits), strict=True))
+        adaptive = {b.sequence.id: limit for b, limit in zip(drafted, limits, strict=True) if b.sequence.depth == AUTO}
+        return dict(zip(adaptive, self.controller.ask(list(adaptive), list(adaptive.values())), strict=True))
 
     def _go_on(self, drafted: Many[Block]) -> GoOn | None:
         """The controller's word on another pass; requests of fixed depth always want one."""

@@ -19,11 +19,14 @@ from stoker.ops.family import Family
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.sampler import Row, choose
 
+COUNT_EVERY = 5  # steps: looking at what all layers chose takes a hundredth of one
+
 
 class Runner:
     def __init__(self, model: Decoder, cache: Cache, drafter: Drafter | None, scheduler: Scheduler) -> None:
         self._model, self._cache, self._drafter, self._scheduler = model, cache, drafter, scheduler
         self._device = model.embed_tokens.weight.device
+        self._asked = 0  # times that distinct experts were asked for
 
     def prefill(self, parts: list[Part], first_rows: dict[int, Row]) -> Emitted:
         """Prompt chunks; requests in `first_rows` end their prompt here and get their first token."""
@@ -67,8 +70,9 @@ class Runner:
         return emitted
 
     def distinct_experts(self, tokens: int) -> float | None:
-        """In the last forward, if that was one over so many tokens."""
-        return distinct_experts(self._sparse, tokens)
+        """In the last forward, if that was one over so many tokens, and it is one of those that are counted."""
+        self._asked += 1
+        return distinct_experts(self._sparse, tokens) if self._asked % COUNT_EVERY == 1 else None
 
     @cached_property
     def _sparse(self) -> list[SparseMlp]:
@@ -90,7 +94,7 @@ class Runner:
 
     def _observe(self, batch: Batch, members: list[Sequence], hidden: Tensor, taps: Tensor, kept: list[int]) -> None:
         """Shows the drafter the first kept[i] tokens of each run, now that the token after each is known."""
-        if self._drafter is None or not any(kept):
+        if self._drafter is None or not self._drafter.observes or not any(kept):
             return
         after = torch.tensor(following(members, kept), device=self._device)
         if len(after) < batch.num_tokens and len(members) == 1:
@@ -110,4 +114,4 @@ def distinct_experts(layers: Many[SparseMlp], tokens: int) -> float | None:
     routed = [layer.routed for layer in layers if layer.routed is not None and len(layer.routed) == tokens]
     if not routed:
         return None
-    return sum(len(set(chosen)) for chosen in torch.stack(routed).flatten(1).tolist()) / len(routed)
+    return sum(len(set().union(*chosen.tolist())) for chosen in routed) / len(routed)

@@ -32,15 +32,14 @@ class Calibration:
     """Rates by bin of confidence, refined by place in the block.
 
     A bin starts from what the drafter claims; a place within a bin starts from the bin. What was learned at a place
-    fades while its bin goes on learning elsewhere, so no place stays condemned for what it did in another text. The
-    table that is read is made anew only for bins that have learned something.
+    fades while its bin goes on learning elsewhere, so no place stays condemned for what it did in another text. Log
+    odds are kept until their bin learns something, and made anew where they are asked for.
     """
 
     def __init__(self) -> None:
         self._bins = [_Count() for _ in CENTRES]
         self._cells = [[_Count() for _ in range(len(PLACES) + 1)] for _ in CENTRES]  # [bin][bucket of places]
-        self._logits = [[_logit(centre)] * (len(PLACES) + 1) for centre in CENTRES]
-        self._stale = [False] * len(CENTRES)
+        self._logits: list[list[float | None]] = [[None] * (len(PLACES) + 1) for _ in CENTRES]
 
     def chances(self, confidence: Sequence[float], shift: float, start: int = 0, least: float = 0.0) -> list[float]:
         """Probabilities of drafts from place `start` (from 0) on to be right, each given that all before it are.
@@ -49,10 +48,11 @@ class Calibration:
         """
         found, reached = [], 1.0
         for place in range(start, len(confidence)):
-            bin_ = bisect_right(EDGES, confidence[place])
-            if self._stale[bin_]:
-                self._renew(bin_)
-            chance = 1.0 / (1.0 + exp(-self._logits[bin_][_BUCKET[place] if place < _LAST else -1] - shift))
+            bin_, bucket = bisect_right(EDGES, confidence[place]), _BUCKET[place] if place < _LAST else -1
+            logit = self._logits[bin_][bucket]
+            if logit is None:
+                logit = self._logits[bin_][bucket] = self._logit(bin_, bucket)
+            chance = 1.0 / (1.0 + exp(-logit - shift))
             found.append(chance)
             reached *= chance
             if reached < least:
@@ -66,7 +66,7 @@ class Calibration:
         own.add(hit, DECAY)
         own.updates += 1
         cell.updates = own.updates
-        self._stale[bin_] = True
+        self._logits[bin_] = [None] * (len(PLACES) + 1)
 
     def table(self) -> list[dict[str, float]]:
         """Per bin of confidence: what the drafter claims, how many were seen lately, how many of them were right."""
@@ -76,19 +76,13 @@ class Calibration:
             if count.seen >= 1.0
         ]
 
-    def _renew(self, bin_: int) -> None:
-        own, cells = self._bins[bin_], self._cells[bin_]
-        rate = own.rate(CENTRES[bin_], BIN_STRENGTH)
-        for cell in cells:
-            faded = FADING ** (own.updates - cell.updates)
-            cell.hits, cell.seen, cell.updates = cell.hits * faded, cell.seen * faded, own.updates
-        self._logits[bin_] = [_logit(cell.rate(rate, PLACE_STRENGTH)) for cell in cells]
-        self._stale[bin_] = False
-
-
-def _logit(rate: float) -> float:
-    rate = min(max(rate, LIMIT), 1.0 - LIMIT)
-    return log(rate / (1.0 - rate))
+    def _logit(self, bin_: int, bucket: int) -> float:
+        own, cell = self._bins[bin_], self._cells[bin_][bucket]
+        faded = FADING ** (own.updates - cell.updates)
+        cell.hits, cell.seen, cell.updates = cell.hits * faded, cell.seen * faded, own.updates
+        rate = cell.rate(own.rate(CENTRES[bin_], BIN_STRENGTH), PLACE_STRENGTH)
+        rate = min(max(rate, LIMIT), 1.0 - LIMIT)
+        return log(rate / (1.0 - rate))
 
 
 _BUCKET = [sum(place >= last for last in PLACES) for place in range(PLACES[-1])]

@@ -1,4 +1,4 @@
-"""Two drafters in one: the first that has a guess worth following is followed. Both see every committed token."""
+"""Two drafters in one: the first that has a guess worth following is followed. Each sees what it would see alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +20,14 @@ class FirstOf:
         if first.taps:
             raise ValueError("the first drafter of a pair must not need taps")
         self._first, self._second = first, second
-        self.taps = second.taps
+        self.taps, self.observes = second.taps, first.observes or second.observes
         self.max_depth = max(first.max_depth, second.max_depth)
         self.costs: Mapping[str, DraftCost] = {**first.costs, **second.costs}
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        self._first.observe(batch, hidden, taps, following)
-        self._second.observe(batch, hidden, taps, following)
+        for drafter in (self._first, self._second):
+            if drafter.observes:
+                drafter.observe(batch, hidden, taps, following)
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         drafts = self._first.propose(requests, go_on)

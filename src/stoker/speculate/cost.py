@@ -10,6 +10,7 @@ DECAY = 0.99  # weight of a measurement against the one after it: about the last
 STALL = 4.0  # times the expected seconds: a longer step was held up by something else and counts as this
 WARM_UP = 8.0  # measurements before one can be called a stall; until then a much faster one starts the fit anew
 TRUST_IN_BYTES = 0.003  # (noise of a measured step / doubt about the guess from bytes) squared
+REFIT = 4  # measurements after the warm-up between two fits: solving costs more than all else of a step
 LEAST_DOUBT = 0.05  # of a step: what a token adds beyond bytes is next to nothing on a GPU and a tenth on a CPU
 
 
@@ -49,6 +50,7 @@ class LinearFit:
         self._products = [[0.0] * size for _ in range(size)]  # decayed sum of x x^T
         self._targets = [0.0] * size  # decayed sum of x * seconds
         self._weight = self._seconds = self._units = 0.0
+        self._unused = 0  # measurements since the last fit
 
     @property
     def measured(self) -> bool:
@@ -61,11 +63,10 @@ class LinearFit:
 
     def add(self, features: Sequence[float], seconds: float, scale: float | None = None) -> None:
         """One measurement. `scale` replaces the fit's own seconds per unit, where another fit knows it better."""
-        expected = self.seconds(features)
         seconds = max(seconds, 1e-9)  # a coarse clock may not have moved
         if self._weight >= WARM_UP:
-            seconds = min(seconds, STALL * expected)
-        elif self._weight and seconds * STALL < expected:
+            seconds = min(seconds, STALL * self.seconds(features))
+        elif self._weight and seconds * STALL < self.seconds(features):
             self._clear()
         size = len(features)
         products, targets = self._products, self._targets
@@ -77,10 +78,13 @@ class LinearFit:
         self._weight = self._weight * DECAY + 1.0
         self._seconds = self._seconds * DECAY + seconds
         self._units = self._units * DECAY + sum(f * s for f, s in zip(features, self._shape, strict=True))
-        self.guess(self.scale if scale is None else scale)
+        self._unused += 1
+        if self._weight < WARM_UP or self._unused >= REFIT:
+            self.guess(self.scale if scale is None else scale)
 
     def guess(self, scale: float) -> None:
         """Solves for the coefficients nearest to the measurements and to shape * scale."""
+        self._unused = 0
         size = len(self._shape)
         typical = self._seconds / self._weight if self._weight else max(scale * sum(self._shape), 1e-12)
         guess = [s * scale for s in self._shape]
@@ -134,17 +138,20 @@ class ExpertPool:
         return self._top_k * left**tokens, left
 
     def add(self, tokens: int, distinct: float) -> None:
-        """A block of one token tells nothing about overlap."""
+        """The pool of which so many tokens touch so many experts, by Newton's method: they are concave in its size.
+        A block of one token tells nothing about overlap."""
         if tokens < 2 or not self._experts:
             return
-        low, high = float(self._top_k), float(self._experts)
+        size, largest = self.pool, float(self._experts)
         for _ in range(20):
-            middle = (low + high) / 2
-            if middle * (1.0 - (1.0 - self._top_k / middle) ** tokens) < distinct:
-                low = middle
-            else:
-                high = middle
-        self.pool += self.PATIENCE * (low - self.pool)
+            left = 1.0 - self._top_k / size
+            missed = left**tokens
+            slope = 1.0 - missed - tokens * (1.0 - left) * left ** (tokens - 1)
+            wanted = size + (distinct - size * (1.0 - missed)) / max(slope, 1e-9)
+            size, before = min(max(wanted, float(self._top_k)), largest), size
+            if abs(size - before) < 1e-3 * size:
+                break
+        self.pool += self.PATIENCE * (size - self.pool)
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:

@@ -56,7 +56,7 @@ NEXT = 0.1  # weight of the newest token in how likely the next draft usually is
 _first = itemgetter(0)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Shift:
     """By how many log odds one request's drafts fare better or worse than drafts of their confidence do."""
 
@@ -70,7 +70,7 @@ class _Shift:
         self.value = min(max(value, -SHIFT_LIMIT), SHIFT_LIMIT)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Track:
     """What is remembered of one request."""
 
@@ -87,7 +87,7 @@ class _Track:
     followed: int = 0  # tokens of it that came true
 
 
-@dataclass
+@dataclass(slots=True)
 class _Step:
     """One step between `ask` and `observe`."""
 
@@ -231,30 +231,22 @@ class DepthController:
         self._tally.add_step(step.predicted_s, verify_s, draft_s, any(step.paid), any(step.looks))
         for depth, tokens in zip(step.depths, emitted, strict=True):
             self._tally.add_block(depth, len(tokens))
+        touched = self._pool.distinct(count + verified)
         if distinct is not None:
-            self._tally.add_experts(self._pool.distinct(count + verified), distinct)
-        paid = [draft.source in self._costs for draft in step.drafts]
-        passes = float(max((len(d) for d, costs in zip(step.drafts, paid, strict=True) if costs), default=0))
-        if distinct is not None:
-            for pool in {id(pool): pool for pool in (self._pool, self._shared)}.values():
-                pool.add(count + verified, distinct)
-        touched = self._pool.distinct(count + verified) if distinct is None else distinct
+            self._tally.add_experts(touched, distinct)
+            self._shared.add(count + verified, distinct)
+            if self._pool is not self._shared:
+                self._pool.add(count + verified, distinct)
+            touched = distinct
         wanted = sum(step.wanted)
-        added_s = self._verify_seconds(count + wanted) - self._verify_seconds(count)
+        added_s = self._verify_seconds(count + wanted) - self._verify_seconds(count) if self._costs else 0.0
         self._verify.add((1.0, count + verified, touched), verify_s)
-        if passes:
-            self._drafting.add((1.0, passes), draft_s, self._verify.scale)
-        elif not self._drafting.measured:
-            self._drafting.guess(self._verify.scale)
-        further_s = self._drafting.seconds((0.0, max(0.0, passes - 1.0)))
-        drafted = sum(len(d) for d, costs in zip(step.drafts, paid, strict=True) if costs)
-        for i, track in enumerate(step.tracks):
-            self._follow(track, emitted[i])
-            track.tokens = track.tokens * RATE_MEMORY + len(emitted[i])
+        for track, tokens in zip(step.tracks, emitted, strict=True):
+            self._follow(track, tokens)
+            track.tokens = track.tokens * RATE_MEMORY + len(tokens)
             track.seconds = track.seconds * RATE_MEMORY + verify_s + draft_s
-            if paid[i]:
-                seconds = added_s * step.wanted[i] / max(1, wanted) + further_s * len(step.drafts[i]) / max(1, drafted)
-                self._earn(track, self._right(step, i, emitted[i]) - step.rate * seconds, step.looks[i])
+        if self._costs:
+            self._observe_drafting(step, emitted, draft_s, added_s / max(1, wanted))
 
     def forget(self, key: int) -> None:
         """The request has ended."""
@@ -341,6 +333,20 @@ class DepthController:
         if step.looks[i]:
             return step.expected[i] if list(emitted[:1]) == list(step.drafts[i].tokens[:1]) else 0.0
         return 0.5 * (step.expected[i] + min(step.depths[i], len(emitted) - 1))
+
+    def _observe_drafting(self, step: _Step, emitted: Sequence[Sequence[int]], draft_s: float, verify_s: float) -> None:
+        """What asking a drafter cost and brought. `verify_s`: what verifying a draft added to the step."""
+        lengths = [len(draft) if draft.source in self._costs else 0 for draft in step.drafts]
+        passes = float(max(lengths, default=0))
+        if passes:
+            self._drafting.add((1.0, passes), draft_s, self._verify.scale)
+        elif not self._drafting.measured:
+            self._drafting.guess(self._verify.scale)
+        further_s = self._drafting.seconds((0.0, max(0.0, passes - 1.0))) / max(1, sum(lengths))
+        for i, (track, draft) in enumerate(zip(step.tracks, step.drafts, strict=True)):
+            if draft.source in self._costs:
+                seconds = verify_s * step.wanted[i] + further_s * lengths[i]
+                self._earn(track, self._right(step, i, emitted[i]) - step.rate * seconds, step.looks[i])
 
     def _earn(self, track: _Track, earned: float, probing: bool) -> None:
         """A probe that would have paid wakes the request at once; bad news is believed little by little."""

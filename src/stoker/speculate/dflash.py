@@ -33,7 +33,7 @@ class DFlashDrafter:
     ) -> None:
         network.config.check_fits(model.config)
         config, weight = network.config, model.embed_tokens.weight
-        self.taps = config.taps
+        self.taps, self.observes = config.taps, True
         self.max_depth = min(max_depth, config.block_size - 1)
         self._model, self._network, self._head = model, network, DraftHead(model, head)
         self._pages = [

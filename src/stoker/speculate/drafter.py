@@ -1,7 +1,8 @@
 """What the engine asks of a drafter, and the rule by which drafts are accepted.
 
-A drafter sees every committed token exactly once (`observe`), whether or not it is asked to draft, so its own KV is
-always that of the text so far. What it guesses never changes the output, only how fast it comes.
+A drafter that computes with what the model computed sees every committed token exactly once (`observe`), whether or
+not it is asked to draft, so its own KV is always that of the text so far. What it guesses never changes the output,
+only how fast it comes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from stoker.speculate.sampler import Past
 from stoker.speculate.sampling import Sampling
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DraftRequest:
     """One sequence that wants up to `depth` tokens after `output`."""
 
@@ -37,6 +38,7 @@ class DraftRequest:
 
 class Drafter(Protocol):
     taps: tuple[int, ...]  # trunk layers whose output `observe` needs
+    observes: bool  # else it needs the text alone and `observe` is not called
     max_depth: int
     costs: Mapping[str, DraftCost]  # by the source its drafts name; a source that is not there is free
 

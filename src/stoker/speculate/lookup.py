@@ -40,6 +40,7 @@ class LookupDrafter:
     """
 
     taps: tuple[int, ...] = ()
+    observes = False
     costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, max_depth: int, phrases: Phrases | None = None) -> None:

@@ -27,6 +27,7 @@ class MtpDrafter:
     """`postpone` committed tokens of a request may wait until the next draft for it, or until they are as many."""
 
     taps: tuple[int, ...] = ()
+    observes = True
 
     def __init__(
         self, model: Decoder, pages: int, slots: int, max_depth: int, head: HeadChoice | None = None, postpone: int = 0

@@ -36,6 +36,7 @@ class GpuDrafter:
     """What both have in common. `bind` comes before the first request."""
 
     taps: tuple[int, ...] = ()
+    observes = False
     max_depth: int
     costs: Mapping[str, DraftCost]
     source: str
