@@ -144,6 +144,21 @@ def test_free_drafts_as_good_as_they_claim_are_not_given_up_for_the_first_few_mi
     assert mean(verified[0.1]) < 0.03
 
 
+def test_free_drafts_are_verified_as_deep_as_a_request_has_shown_to_pay() -> None:
+    """Matches that went on for ever in one text say little of the next: it starts small, and a few blocks go deep."""
+    controller = DepthController(StepBytes(fixed=5e9, token=1e7), {})
+    chosen: dict[int, list[int]] = {1: [], 2: []}
+    for key, right in ((1, True), (2, False)):
+        for _ in range(6):
+            controller.ask([key], [15])
+            depth = controller.cut([Draft([1] * 15, [0.95] * 15, "lookup")])[0]
+            controller.observe([[1] * (depth + 1) if right else [2]], 0.02, 0.0)
+            chosen[key].append(depth)
+    assert chosen[1] == [3, 9, 15, 15, 15, 15]
+    assert chosen[2][0] == 3
+    assert max(chosen[2][1:]) == 2
+
+
 def brute_force(reached: list[list[float]], value: Any) -> float:
     choices = product(*(range(len(block) + 1) for block in reached))
     return max(

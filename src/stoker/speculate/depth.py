@@ -50,6 +50,8 @@ FIRST_BLOCKS = 2  # blocks the first guess at that is worth
 DOUBT = 1.5  # times the price of drafting that a new request is taken to earn by it
 SHIFT_KNOWN = 4.0  # information that a request's drafts fare as those of others do
 SHIFT_MEMORY, SHIFT_LIMIT = 0.98, 6.0  # per block; most log odds a request may differ by
+FIRST_REACH, LEAST_REACH = 3, 2  # free drafts of a source to verify in a request's first block, and after a wrong one
+FURTHER = 3  # times as many as were right in the last block may be verified in the next
 NEXT = 0.1  # weight of the newest token in how likely the next draft usually is
 
 
@@ -79,6 +81,7 @@ class _Track:
     tokens: float = 0.0  # emitted lately ...
     seconds: float = 0.0  # ... in this time
     shifts: dict[str, _Shift] = field(default_factory=dict)  # by source
+    reach: dict[str, int] = field(default_factory=dict)  # free drafts to verify at most, by source
     blocks: int = 0  # of paid drafts that `earns` rests on
     next_right: float = 0.7
     idle: int = 0  # steps since it was last drafted for at a price
@@ -197,7 +200,8 @@ class DepthController:
                 continue
             track.shadow, track.followed, track.chances = draft, 0, self._chances(track, draft)
             right = 1.0
-            for chance in track.chances[:limit]:
+            most = limit if draft.source in self._costs else min(limit, track.reach.get(draft.source, FIRST_REACH))
+            for chance in track.chances[:most]:
                 right *= chance
                 reached.append((right, i))
         # chances only fall within a block, so the n likeliest are the first few of every block: no better n exist
@@ -241,8 +245,11 @@ class DepthController:
         wanted = sum(step.wanted)
         added_s = self._verify_seconds(count + wanted) - self._verify_seconds(count) if self._costs else 0.0
         self._verify.add((1.0, count + verified, touched), verify_s)
-        for track, tokens in zip(step.tracks, emitted, strict=True):
+        for track, draft, depth, tokens in zip(step.tracks, step.drafts, step.depths, emitted, strict=True):
             self._follow(track, tokens)
+            if depth and draft.source not in self._costs:
+                # how far a match goes on differs between texts more than its confidence tells: no text pays for others
+                track.reach[draft.source] = max(LEAST_REACH, FURTHER * min(depth, len(tokens) - 1))
             track.tokens = track.tokens * RATE_MEMORY + len(tokens)
             track.seconds = track.seconds * RATE_MEMORY + verify_s + draft_s
         if self._costs:
