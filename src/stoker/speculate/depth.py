@@ -9,9 +9,9 @@ verified exactly when
 since seconds not spent on it earn the usual rate. Drafting is decided by the same rule, from what drafting earned
 lately. Probabilities are the drafter's confidences through `Calibration`, shifted by how this request's drafts have
 fared; seconds are a `LinearFit` in tokens and distinct experts (`ExpertPool`). Free drafts are verified a few deep
-until their request has shown that more are right. A request whose drafts do not pay for themselves is left alone, but for a probe now and then: it is drafted for and nothing is verified, since the text that
-comes shows by itself whether the draft was right. Any rule is exact here: which token is emitted never depends on what
-was drafted.
+until their request has shown that more are right. A request whose drafts do not pay for themselves is left alone, but
+for a probe now and then: it is drafted for and nothing is verified, since the text that comes shows by itself whether
+the draft was right. Any rule is exact here: which token is emitted never depends on what was drafted.
 
 Wiring, once per decode step of an engine (all lists in the order of the requests of the step):
 
