@@ -70,7 +70,11 @@ def test_after_ctrl_c_nothing_is_left(tmp_path: Path, kind: str) -> None:
         f"timed, checks = (runs, []) if {kind == 'timed'} else ([], runs)\n"
         f"perform_all(timed, checks, Path({str(tmp_path)!r}), 2)"
     )
-    begun = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    begun = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # parallel tests may have it ignored
+    )
     expected = 1 if kind == "timed" else 2  # of three: one at a time, or two side by side
     while len(seen := [text for file in tmp_path.glob("*.txt") if (text := file.read_text())]) < expected:
         assert begun.poll() is None
