@@ -13,7 +13,7 @@ from stoker.errors import CheckpointError
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import DraftRequest
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.phrases import Phrases, hashes_of, save
+from stoker.speculate.phrases import FACTOR, HASH_BITS, MASK, SHIFT, Phrases, hashes_of, save
 from stoker.speculate.sampling import Sampling
 from stoker.weights.build.extras import sort_files
 from stoker.weights.checkpoint import PHRASES, Checkpoint
@@ -112,6 +112,28 @@ def test_a_file_that_is_not_the_models_is_refused(tmp_path: Path, change: dict[s
     with pytest.raises(CheckpointError, match=said) as refused:
         Phrases.load(path, VOCABULARY)
     assert str(path) in str(refused.value)
+
+
+def test_hashes_that_name_the_same_place_lie_behind_each_other() -> None:
+    """Also behind the last place, where half of these want to be."""
+    hashes = np.concatenate([np.arange(40), (1 << HASH_BITS) - 1 - np.arange(40)])
+    phrases = Phrases(hashes, VOCABULARY + np.arange(80), CHANCES, VOCABULARY, longest=1)
+    back = pow(FACTOR, -1, 1 << 64)
+
+    def asked(hashed: int) -> tuple[int, float] | None:
+        """For a context of one token, if that is a large one, that has this hash."""
+        return phrases.next([((hashed << SHIFT) * back & MASK) - 1])
+
+    assert len(phrases) == 80
+    assert [asked(hashed) for hashed in hashes.tolist()] == [(token, CHANCES[1]) for token in range(80)]
+    assert [asked(hashed) for hashed in (40, 41, 1 << 20, (1 << HASH_BITS) - 41)] == [None] * 4
+
+
+def test_a_hash_of_too_many_bits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / PHRASES
+    save(path, np.array([1, 1 << HASH_BITS]), np.array([10, 10]), np.array([0, 0]), CHANCES, VOCABULARY, 2)
+    with pytest.raises(CheckpointError, match="a hash has more than 27 bits"):
+        Phrases.load(path, VOCABULARY)
 
 
 def test_every_flipped_byte_of_the_columns_is_found(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
+from itertools import compress
 
 from stoker.engine.block import Block
 from stoker.engine.request import AUTO, Sequence
 from stoker.model.decoder import Decoder
 from stoker.speculate.depth import DepthController
-from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.draft import GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
 from stoker.speculate.reads import step_bytes
 
@@ -34,35 +35,22 @@ class Drafting:
     def propose(self, blocks: Many[Block]) -> None:
         """Puts drafts into the blocks of a step; what a mask forces is there already and stays."""
         drafted = [block for block in blocks if block.verifies and not block.forced]
-        self._adaptive = [block for block in drafted if block.sequence.depth == AUTO]
         limits = [depth_limit(block.sequence, self._max_depth) for block in drafted]
-        paid = self._ask(drafted, limits)
+        decides = [block.sequence.depth == AUTO for block in drafted]  # how many: the controller, not the request
+        self._adaptive = list(compress(drafted, decides))
+        paid = self._ask(decides, limits)
         requests = [
-            DraftRequest(
-                sequence.slot,
-                sequence.pages,
-                sequence.prompt,
-                sequence.output,
-                sequence.sampling,
-                limit,
-                free_only=not paid.get(sequence.id, True),
-                past=sequence.past,
-            )
-            for sequence, limit in zip((block.sequence for block in drafted), limits, strict=True)
+            DraftRequest(s.slot, s.pages, s.prompt, s.output, s.sampling, limit, not pays, s.past)
+            for s, limit, pays in zip((block.sequence for block in drafted), limits, paid, strict=True)
         ]
         started = time.perf_counter()
-        drafts = self._drafter.propose(requests, self._go_on(drafted)) if requests else []
+        drafts = self._drafter.propose(requests, self._go_on(decides)) if requests else []
         self._seconds = time.perf_counter() - started
-        for block, request, draft in zip(drafted, requests, drafts, strict=True):
-            block.add(draft.first(request.depth).tokens, self._vocab_size)
+        for block, limit, draft in zip(drafted, limits, drafts, strict=True):
+            block.add(draft.tokens[:limit], self._vocab_size)
         if self._adaptive and self.controller:
-            depths = self.controller.cut(
-                [
-                    draft.first(len(block.drafts))
-                    for block, draft in zip(drafted, drafts, strict=True)
-                    if block.sequence.depth == AUTO
-                ]
-            )
+            permitted = [draft.first(len(block.drafts)) for block, draft in zip(drafted, drafts, strict=True)]
+            depths = self.controller.cut(list(compress(permitted, decides)))
             for block, depth in zip(self._adaptive, depths, strict=True):
                 block.cut(depth)
 
@@ -79,25 +67,25 @@ class Drafting:
         if self.controller:
             self.controller.forget(sequence.id)
 
-    def _ask(self, drafted: Many[Block], limits: Many[int]) -> dict[int, bool]:
-        """Which adaptive requests are worth a pass of a drafting network, by id."""
+    def _ask(self, decides: Many[bool], limits: Many[int]) -> Many[bool]:
+        """Which requests are worth a pass of a drafting network; those of fixed depth always are."""
         if not self._adaptive or not self.controller:
-            return {}
-        adaptive = {b.sequence.id: limit for b, limit in zip(drafted, limits, strict=True) if b.sequence.depth == AUTO}
-        return dict(zip(adaptive, self.controller.ask(list(adaptive), list(adaptive.values())), strict=True))
+            return [True] * len(decides)
+        keys = [block.sequence.id for block in self._adaptive]
+        return _merged(decides, self.controller.ask(keys, list(compress(limits, decides))))
 
-    def _go_on(self, drafted: Many[Block]) -> GoOn | None:
+    def _go_on(self, decides: Many[bool]) -> GoOn | None:
         """The controller's word on another pass; requests of fixed depth always want one."""
         controller = self.controller
         if not self._adaptive or not controller:
             return None
-        adaptive = [block.sequence.depth == AUTO for block in drafted]
+        return lambda drafts: _merged(decides, controller.more(list(compress(drafts, decides))))
 
-        def go_on(drafts: Many[Draft]) -> list[bool]:
-            more = iter(controller.more([draft for draft, own in zip(drafts, adaptive, strict=True) if own]))
-            return [next(more) if own else True for own in adaptive]
 
-        return go_on
+def _merged(decides: Many[bool], answers: Many[bool]) -> list[bool]:
+    """The controller's answers where it was asked, and yes everywhere else."""
+    left = iter(answers)
+    return [next(left) if asked else True for asked in decides]
 
 
 def depth_limit(sequence: Sequence, max_depth: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Draft:
     """`confidence[i]` is the probability the drafter gives `tokens[i]`, if all before it are right."""
 

@@ -18,17 +18,16 @@ SOURCE, PHRASES = "lookup", "phrases"  # of drafts from the text, and from the t
 LONGEST, SHORTEST = 4, 2  # tokens of a match; a single token recurs too often to mean anything
 HABIT = 0.98  # per observation: how often a match of a length went on, over about the last fifty
 STRENGTH = 6.0  # observations the first guess is worth
-UNLIKELY = 0.2  # phrases are followed while all of a draft is at least that likely to be right: else no row pays
+UNLIKELY = 0.12  # phrases are followed while all of a draft is at least that likely to be right: else no row pays
 
 
-@dataclass
+@dataclass(slots=True)
 class _Text:
     """What is known of one slot's sequence."""
 
     places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> position after it, the last one
     entered: int = 0  # tokens of the text that are in `places`
-    guessed: int = -1  # position of the first token of the last guess
-    guess: Sequence[int] = ()
+    guess: Sequence[int] = ()  # at what comes after them
     length: int = 0  # of the match it came from, counting what came true since it was found
 
 
@@ -45,6 +44,7 @@ class LookupDrafter:
 
     def __init__(self, max_depth: int, phrases: Phrases | None = None) -> None:
         self.max_depth, self._phrases = max_depth, phrases
+        self._before = max(LONGEST, phrases.longest if phrases else 0)  # tokens that drafts are made from
         self._texts: dict[int, _Text] = {}
         lengths = LONGEST + max_depth + 1
         self._went_on = [STRENGTH * (1.0 - 0.9 / max(2, n)) for n in range(lengths)]  # longer matches go on more often
@@ -63,17 +63,22 @@ class LookupDrafter:
         """Nothing is put off."""
 
     def _draft(self, request: DraftRequest) -> Draft:
-        draft = self._guess(request)
+        text = self._texts.get(request.slot)
+        if text is None:
+            text = self._texts[request.slot] = _Text()
+        begin = max(0, text.entered - self._before)
+        tail = _slice(request, begin, request.length)  # what is new, and a few tokens before
+        draft = self._guess(text, request, tail, begin)
         if self._phrases is None or not request.depth:
             return draft
-        phrase = self._phrase(self._phrases, request)
+        phrase = self._phrase(self._phrases, tail, min(request.depth, self.max_depth))
         return phrase if phrase.confidence and phrase.confidence[0] > (*draft.confidence, 0.0)[0] else draft
 
-    def _phrase(self, phrases: Phrases, request: DraftRequest) -> Draft:
+    def _phrase(self, phrases: Phrases, tail: Sequence[int], depth: int) -> Draft:
         """What the model often writes after the last tokens."""
-        text = list(_slice(request, max(0, request.length - phrases.longest), request.length))
+        text = list(tail[-phrases.longest :])
         known, sure, right = len(text), [], 1.0
-        for _ in range(min(request.depth, self.max_depth)):
+        for _ in range(depth):
             answer = phrases.next(text)
             if answer is None or right * answer[1] < UNLIKELY:
                 break
@@ -82,40 +87,33 @@ class LookupDrafter:
             right *= answer[1]
         return Draft(text[known:], sure, PHRASES if sure else "")
 
-    def _guess(self, request: DraftRequest) -> Draft:
-        text = self._texts.setdefault(request.slot, _Text())
-        run = self._learn(text, request)
-        length = request.length
+    def _guess(self, text: _Text, request: DraftRequest, tail: tuple[int, ...], begin: int) -> Draft:
+        """What followed the text's end when that occurred before. `tail` is the text from `begin` on."""
+        run = self._learn(text, tail[text.entered - begin :]) if text.guess else 0
         # the n-grams that end at the text's end are left out: they would find themselves
-        for end in range(max(text.entered, SHORTEST), length):
-            recent = _slice(request, max(0, end - LONGEST), end)
-            for size in range(SHORTEST, len(recent) + 1):
-                text.places[recent[-size:]] = end
-        text.entered = length
-        recent = _slice(request, max(0, length - LONGEST), length)
-        for size in range(len(recent), SHORTEST - 1, -1):
-            place = text.places.get(recent[-size:])
+        for stop in range(max(text.entered - begin, SHORTEST), len(tail)):
+            for start in range(max(0, stop - LONGEST), stop - SHORTEST + 1):
+                text.places[tail[start:stop]] = begin + stop
+        text.entered, text.guess = begin + len(tail), ()
+        for start in range(max(0, len(tail) - LONGEST), len(tail) - SHORTEST + 1):
+            place = text.places.get(tail[start:])
             if place is not None:
-                guess = _slice(request, place, min(length, place + min(request.depth, self.max_depth)))
-                text.guess, text.guessed, text.length = guess, length, max(size, run)
-                sure = [self._rate(text.length + place) for place in range(len(guess))]
-                return Draft(guess, sure, SOURCE if guess else "")
-        text.guess = ()
+                stop = min(text.entered, place + min(request.depth, self.max_depth))
+                text.guess, text.length = _slice(request, place, stop), max(len(tail) - start, run)
+                sure = [self._rate(text.length + place) for place in range(len(text.guess))]
+                return Draft(text.guess, sure, SOURCE if sure else "")
         return Draft()
 
-    def _learn(self, text: _Text, request: DraftRequest) -> int:
+    def _learn(self, text: _Text, came: Sequence[int]) -> int:
         """Compares the last guess with what came. -> length of the match by now, 0 if it broke off."""
-        came = _slice(request, text.guessed, min(request.length, text.guessed + len(text.guess))) if text.guess else ()
         run = text.length if came else 0
         for guessed, token in zip(text.guess, came, strict=False):
             known = min(run, len(self._seen) - 1)
             self._seen[known] = self._seen[known] * HABIT + 1.0
             self._went_on[known] = self._went_on[known] * HABIT + (guessed == token)
             if guessed != token:
-                run = 0
-                break
+                return 0
             run += 1
-        text.guess = ()
         return run
 
     def _rate(self, length: int) -> float:

@@ -5,6 +5,7 @@ hashes, so one that is not in the table is now and then taken for one that is; t
 """
 
 import lzma
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ LONGEST = 8  # tokens of a context
 HASH_BITS = 27
 FACTOR = 0x9E3779B97F4A7C15  # odd and without a pattern
 MASK, SHIFT = (1 << 64) - 1, 64 - HASH_BITS
+ANSWER_BITS = 32
+ANSWER_MASK = (1 << ANSWER_BITS) - 1
 # about: version, vocabulary, tokens of the longest context, entries. chances: of each class. counts: entries of each
 # class and token. hashes: ascending within such a group, groups of few entries first, as differences. The latter two
 # are compressed, byte by byte of their numbers: all first bytes, all second ones, and so on.
@@ -29,22 +32,42 @@ Answer = tuple[int, float]  # a token, and the chance that it comes next
 
 
 class Phrases:
-    """`next` takes a microsecond or two: a multiplication and a dictionary access for each token of a context."""
+    """`next` takes a microsecond or two: a multiplication and a glance into the table for each token of a context.
 
-    def __init__(self, answers: dict[int, Answer], longest: int) -> None:
-        """Answers by the hash of their context."""
-        self._answers, self.longest = answers, longest
+    An entry is the hash of a context and, in the lower half, the number of its answer, counted from one. It lies at the
+    place that the upper bits of its hash name or at the next free one after it, and half the places are free.
+    """
+
+    def __init__(self, hashes: np.ndarray, kinds: np.ndarray, chances: Sequence[float], vocab_size: int, longest: int):
+        """By context: its hash, and class of chance * vocab_size + next token."""
+        self.longest, self._chances, self._vocab_size = longest, list(chances), vocab_size
+        self._count, self._bits = len(hashes), min(HASH_BITS, max(1, 2 * len(hashes)).bit_length())
+        order = np.argsort(hashes)
+        homes, numbers = hashes[order] >> (HASH_BITS - self._bits), np.arange(len(hashes))
+        places = numbers + np.maximum.accumulate(homes - numbers)
+        table = np.zeros(max(1 << self._bits, int(places.max(initial=0)) + 1) + 1, np.uint64)
+        table[places] = hashes[order] << ANSWER_BITS | (kinds[order] + 1)
+        self._table = array("Q", table.tobytes())
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return self._count
 
     def next(self, recent: Sequence[int]) -> Answer | None:
         """What follows a text that ends with `recent`: the answer of the longest context that is known."""
-        found, hashed = None, 0
+        table, shift = self._table, 64 - self._bits
+        found = hashed = 0
         for token in recent[: -self.longest - 1 : -1]:
             hashed = (hashed ^ token + 1) * FACTOR & MASK
-            found = self._answers.get(hashed >> SHIFT, found)
-        return found
+            place, wanted = hashed >> shift, hashed >> SHIFT
+            while entry := table[place]:
+                if entry >> ANSWER_BITS == wanted:
+                    found = entry
+                    break
+                place += 1
+        if not found:
+            return None
+        kind, token = divmod((found & ANSWER_MASK) - 1, self._vocab_size)
+        return token, self._chances[kind]
 
     @classmethod
     def beside(cls, directory: Path, vocab_size: int) -> "Phrases | None":
@@ -81,9 +104,9 @@ class Phrases:
         sums = np.cumsum(differences)
         before = np.cumsum(counts[groups]) - counts[groups]  # entries before each group
         sums -= np.repeat(np.concatenate([[0], sums])[before], counts[groups])
-        answers = [(kind % vocabulary, chances[kind // vocabulary]) for kind in range(len(counts))]
-        kinds = np.repeat(groups, counts[groups]).tolist()
-        return cls({hashed: answers[kind] for hashed, kind in zip(sums.tolist(), kinds, strict=True)}, longest)
+        if sums.max(initial=0) >> HASH_BITS:
+            raise CheckpointError(f"{path} is damaged: a hash has more than {HASH_BITS} bits; fetch the file again.")
+        return cls(sums, np.repeat(groups, counts[groups]), chances, vocabulary, longest)
 
 
 def save(
