@@ -7,7 +7,7 @@ a small model, and without compiled kernels a DFlash drafter, whose rounding cha
 Otherwise values are those of the checkpoint, always. A form whose rows are not independent on this machine is not used.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -18,7 +18,15 @@ from stoker.model.dflash import DFlash
 from stoker.model.experts import Experts, SparseMlp
 from stoker.model.layers import Fused, Linear
 from stoker.ops.cpu import attention, kernels  # noqa: F401  (registers the operations)
-from stoker.ops.cpu.check import rows_independent
+from stoker.ops.cpu.check import (
+    COUNTS,
+    EVERY_COUNT,
+    cancelling_codes,
+    cancelling_rows,
+    cancelling_weight,
+    random_rows,
+    rows_independent,
+)
 from stoker.ops.cpu.enable import compiled_kernels
 from stoker.ops.cpu.packed import Packed, PackedExperts, unpacked, weight_bytes
 from stoker.ops.cpu.product import Bf16Product, Fp16Product, Int4Product, Product, SmallProduct, TiledProduct
@@ -192,7 +200,12 @@ def _int4_product(codes: Tensor, scales: Tensor) -> Product | None:
     if outputs % INT4_OUTPUTS:
         return None
     try:
-        return _if_held("int4", outputs, inputs, Int4Product.of(codes, scales.contiguous()))
+        product = Int4Product.of(codes, scales.contiguous())
+
+        def trial(width: int) -> Product:
+            return Int4Product.of(cancelling_codes(outputs, width), torch.ones(width // product.group, outputs))
+
+        return _if_held(f"int4 by {product.group}", outputs, inputs, product, trial)
     except (AttributeError, RuntimeError):  # an internal operation of torch, which not every build has
         return None
 
@@ -216,16 +229,36 @@ def _exact_product(dense: Tensor) -> Product | None:
 
 
 def _bf16_product(dense: Tensor) -> Product | None:
-    return _if_held("bf16", dense.shape[0], dense.shape[1], Bf16Product.of(dense)) if _bf16_is_there() else None
+    if not _bf16_is_there():
+        return None
+    outputs, inputs = dense.shape
+
+    def trial(width: int) -> Product:
+        return Bf16Product.of(cancelling_weight(outputs, width))
+
+    return _if_held("bf16", outputs, inputs, Bf16Product.of(dense), trial, EVERY_COUNT)
 
 
-def _if_held(kind: str, outputs: int, inputs: int, product: Product | None) -> Product | None:
-    """The product, if there is one and its rows are independent for this shape on this machine."""
+def _if_held(
+    kind: str,
+    outputs: int,
+    inputs: int,
+    product: Product | None,
+    trial: Callable[[int], Product] | None = None,
+    counts: Sequence[int] = COUNTS,
+) -> Product | None:
+    """The product, if there is one and its rows are independent for this shape on this machine. `trial` makes one that
+    shows it better, for a kernel that rounds its sums; it is told how many inputs the kernel has."""
     if product is None:
         return None
-    key = (kind, outputs, inputs * getattr(product, "copies", 1))
+    width = inputs * getattr(product, "copies", 1)
+    key = (kind, outputs, width)
     if key not in _held:
-        _held[key] = rows_independent(product, inputs)
+        _held[key] = (
+            rows_independent(trial(width), cancelling_rows(width), counts)
+            if trial
+            else rows_independent(product, random_rows(inputs), counts)
+        )
     return product if _held[key] else None
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from stoker.model import pack as packing
 from stoker.model.pack import pack
-from stoker.ops.cpu.check import rows_independent
+from stoker.ops.cpu.check import EVERY_COUNT, cancelling_rows, cancelling_weight, random_rows, rows_independent
 from stoker.ops.cpu.product import Bf16Product, Fp16Product, Int4Product, SmallProduct, TiledProduct
-from stoker.ops.linear import Weight, as_tensor
+from stoker.ops.linear import Weight, as_tensor, tiled
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row
@@ -84,13 +84,54 @@ def test_a_product_whose_rows_are_not_independent_is_found_out_and_not_used(monk
         def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
             return super().__call__(x) * (1.0 + 1e-6 * (x.shape[0] == 3))
 
-    assert rows_independent(TiledProduct(weight.float()), 384)
-    assert not rows_independent(Library(weight.float()), 384)
-    monkeypatch.setattr(packing, "rows_independent", lambda product, inputs: False)
+    assert rows_independent(TiledProduct(weight.float()), random_rows(384))
+    assert not rows_independent(Library(weight.float()), random_rows(384))
+    monkeypatch.setattr(packing, "rows_independent", lambda *_: False)
     monkeypatch.setattr(packing, "_held", {})
     packed = pack(weight)
     assert isinstance(packed.product, TiledProduct)
     assert_rows_independent(packed.product, torch.randn(128, 384).bfloat16())
+
+
+class CutDifferently(TiledProduct):
+    """Rounds sums to bf16, and cuts them at a third if there are 117 or 100 rows."""
+
+    copies, group = 1, 32
+
+    @classmethod
+    def of(cls, weight: Tensor, scales: Tensor | None = None) -> "CutDifferently":
+        if scales is not None:
+            weight = (weight - 8) * scales.repeat_interleave(cls.group, 0).t()
+        return cls(weight.float())
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        third = x.shape[1] // 3
+        cut = [tiled(x[:, part].float(), self.weight[:, part], 16) for part in (slice(third), slice(third, None))]
+        wide = tiled(x.float(), self.weight, 16) if x.shape[0] not in (117, 100) else cut[0] + cut[1]
+        return wide.bfloat16()
+
+
+@pytest.mark.parametrize("inputs", [2048, 385])
+def test_another_order_of_the_sum_shows_through_its_rounding(inputs: int) -> None:
+    rows, x = cancelling_rows(inputs), torch.randn(128, inputs).bfloat16()
+    product = CutDifferently.of(cancelling_weight(384, inputs))
+    exact = rows.double() @ product.weight.double().t()
+    assert exact.abs().max() <= 1e-9 * (rows.double().abs() @ product.weight.double().abs().t()).max()
+    assert (product(rows[:117]) != product(rows)[:117]).float().mean() > 0.5
+    plain = CutDifferently.of(torch.randn(384, inputs))
+    assert (plain(x[:117]) != plain(x)[:117]).float().mean() < 0.001  # which a trial might miss
+    assert not rows_independent(product, rows, EVERY_COUNT)
+
+
+def test_a_library_that_cuts_sums_differently_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_held", {})
+    monkeypatch.setattr(packing, "_bf16_is_there", lambda: True)
+    for name in ("Bf16Product", "Int4Product"):
+        monkeypatch.setattr(packing, name, CutDifferently)
+    for weight in (torch.randn(700, 384).bfloat16(), Int4.quantize(torch.randn(128, 384), group=32)):
+        assert type(pack(weight).product) not in (CutDifferently, Bf16Product, Int4Product)
+    assert not packing._held["bf16", 700, 384]
+    assert not packing._held["int4 by 32", 128, 384]
 
 
 def test_a_packed_weight_answers_as_what_it_was_made_from() -> None:
