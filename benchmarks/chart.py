@@ -22,6 +22,7 @@ def write(path: Path, title: str, panels: Mapping[str, tuple[Sequence[tuple[int,
             f'<g transform="translate({MARGIN + place * (WIDTH + GAP)},52)">{_panel(name, fixed, adaptive)}</g>'
         )
     parts.append(f'<text x="{MARGIN}" y="{HEIGHT + 108}" fill="#666">{escape(note)}</text></svg>')
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 

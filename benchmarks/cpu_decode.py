@@ -1,6 +1,6 @@
 """How fast the CPU backend decodes: against transformers on the same weights, in batches, with drafts, per step width.
 
-    python benchmarks/cpu_decode.py --model demo --json benchmarks/results/cpu-decode.json
+    python benchmarks/cpu_decode.py --model demo --json benchmarks/results/cpu-decode.json  # a quarter of an hour
 
 Everything runs in one process with the same number of threads, and ways that are compared take turns text by text, so
 that what else the machine does falls on all of them alike; a ratio is the median of those of the rounds. Decode only: a
@@ -72,14 +72,20 @@ class Way:
         }
 
 
-def play_round(ways: Sequence[Way], counts: bool) -> None:
+def warm_up(ways: Sequence[Way]) -> None:
+    """One turn of each, which does not count."""
+    for way in ways:
+        way.run(way.turns[0])
+
+
+def play_round(ways: Sequence[Way]) -> None:
     """Every way takes all its turns, one after the other."""
     found: dict[str, list[tuple[int, float, int]]] = {way.name: [] for way in ways}
     for turn in range(max(len(way.turns) for way in ways)):
         for way in ways:
             if turn < len(way.turns):
                 found[way.name].append(way.run(way.turns[turn]))
-    for way in ways if counts else ():
+    for way in ways:
         tokens, seconds, steps = (sum(numbers) for numbers in zip(*found[way.name], strict=True))
         way.speeds.append(tokens / seconds)
         way.tokens, way.steps = way.tokens + int(tokens), way.steps + int(steps)
@@ -222,10 +228,12 @@ def measure(model: str, tokens: int, count: int, rounds: int, drafts: Sequence[s
             }
             for kind in texts
         }
-        for number in range(rounds + 1):  # the first is to warm up; its figures do not count
+        for number in range(rounds):
             for what, group in {"plain": whole, **by_kind}.items():
-                print(f"round {number} of {rounds}: {what}", file=sys.stderr)
-                play_round(list(group.values()), counts=number > 0)
+                print(f"round {number + 1} of {rounds}: {what}", file=sys.stderr)
+                if number == 0:
+                    warm_up(list(group.values()))
+                play_round(list(group.values()))
     ways = {name: way for group in (whole, *by_kind.values()) for name, way in group.items()}
     curve = step_times(decoder, WIDTHS, rounds)
     size = bytes_per_step(decoder)
@@ -304,8 +312,8 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="a checkpoint directory, or demo")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96, help="per answer")
-    parser.add_argument("--texts", type=int, default=6, help="of each kind")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=50, help="of each kind, if there are as many")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--drafts", nargs="*", default=list(DRAFTS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

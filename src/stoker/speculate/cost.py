@@ -10,7 +10,7 @@ DECAY = 0.99  # weight of a measurement against the one after it: about the last
 STALL = 4.0  # times the expected seconds: a longer step was held up by something else and counts as this
 WARM_UP = 8.0  # measurements before one can be called a stall; until then a much faster one starts the fit anew
 TRUST_IN_BYTES = 0.003  # (noise of a measured step / doubt about the guess from bytes) squared
-REFIT = 8  # measurements after the warm-up between two fits: solving costs more than all else of a step
+REFIT = 4  # measurements after the warm-up between two fits: solving costs more than all else of a step
 LEAST_DOUBT = 0.05  # of a step: what a token adds beyond bytes is next to nothing on a GPU and a tenth on a CPU
 
 
