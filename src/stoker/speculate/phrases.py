@@ -38,7 +38,9 @@ class Phrases:
     place that the upper bits of its hash name or at the next free one after it, and half the places are free.
     """
 
-    def __init__(self, hashes: np.ndarray, kinds: np.ndarray, chances: Sequence[float], vocab_size: int, longest: int):
+    def __init__(
+        self, hashes: np.ndarray, kinds: np.ndarray, chances: Sequence[float], vocab_size: int, longest: int
+    ) -> None:
         """By context: its hash, and class of chance * vocab_size + next token."""
         self.longest, self._chances, self._vocab_size = longest, list(chances), vocab_size
         self._count, self._bits = len(hashes), min(HASH_BITS, max(1, 2 * len(hashes)).bit_length())
