@@ -136,22 +136,22 @@ class Model:
         needs = sorted((_pages(len(prompt) + tokens) for prompt in chosen), reverse=True)
         room = sum(needs[: configuration.batch])
         tight = max(needs[0], _filled(chosen, room // 2))
-        paying = configuration.drafter.split("+")[-1]
-        depth = DEPTHS[paying]
+        fixed = DEPTHS[configuration.drafter.split("+")[-1]]
+        choice = DraftChoice.parse(f"{configuration.drafter}:{'auto' if configuration.adaptive else fixed}")
         config = EngineConfig(
             pages=tight if configuration.preempted else room + sum(needs),  # and all may be cached
             slots=configuration.batch,
-            max_depth=depth,
+            max_depth=choice.depth,
             prefill_budget=CHUNK if configuration.chunked else 64 * CHUNK,
             checkpoints=8 * count if configuration.warm else 0,
             checkpoint_interval=2 * CHUNK,
             kv_dtype=configuration.kv,
         )
-        engine = self._engine(config, DraftChoice.parse(f"{configuration.drafter}:{depth}"))
+        engine = self._engine(config, choice)
         samplings = [sampling_of(sampling, first + place, tokens) for place in range(len(chosen))]
         passes, stats = [], []
         for _ in range(1 + configuration.warm):
-            answers, found = _run(engine, chosen, samplings, AUTO if configuration.adaptive else depth)
+            answers, found = _run(engine, chosen, samplings, AUTO if configuration.adaptive else fixed)
             passes.append(answers)
             stats += found
         return passes, stats

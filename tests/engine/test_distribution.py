@@ -1,11 +1,11 @@
-"""Sampling is right, not only consistent: three tokens in a row are distributed as the model says, drafts and adaptive
-depth included; a chooser that is a little wrong is found by the same test."""
+"""Sampling is right, not only consistent: four tokens in a row, three of them behind drafts, are distributed as the model
+says with adaptive depth; a chooser that is a little wrong is found by the same test."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO
+from stoker.engine.stats import Totals
 from stoker.model.batch import Batch
 from stoker.model.cache import Cache
 from stoker.speculate.cost import DraftCost, StepBytes
@@ -22,8 +23,8 @@ from stoker.speculate.sampler import Row, choose
 from stoker.speculate.sampling import Sampling
 from tests.engine.mock import MockModel
 
-WORDS, SAMPLES, TOKENS = 6, 50_000, 3
-SLOTS = 256
+WORDS, SAMPLES, TOKENS = 6, 50_000, 4  # the first token is the prompt's, three are left for blocks of two drafts
+SLOTS = 32  # with two drafts each within the rows of one step
 SETTINGS = [
     Sampling(max_tokens=TOKENS, temperature=1.0),
     Sampling(max_tokens=TOKENS, temperature=0.6, top_p=0.9),
@@ -66,7 +67,6 @@ class Cousin:
     def __init__(self, model: Markov) -> None:
         self._next = model._next.clone()
         self._next[:WORDS, :WORDS] += 0.5 * table(2)
-        self.drafted = 0
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None: ...
 
@@ -85,12 +85,11 @@ class Cousin:
             for i, word, chances in zip(live, choose(logits, rows).tolist(), logits.softmax(-1), strict=True):
                 guesses[i].append(word)
                 confidence[i].append(float(chances[word]))
-                self.drafted += 1
         return [Draft(*both, "cousin") for both in zip(guesses, confidence, strict=True)]
 
 
 def exact(sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """Probability of every three words, worked out from the definition of temperature, top-k and top-p."""
+    """Probability of every four words, worked out from the definition of temperature, top-k and top-p."""
     rows = [_filtered((logits / sampling.temperature).softmax(0), sampling) for logits in table(1).double()]
     chances = {}
     for words in product(range(WORDS), repeat=TOKENS):
@@ -115,18 +114,17 @@ def _filtered(chances: Tensor, sampling: Sampling) -> Tensor:
     return left / left.sum()
 
 
-def sampled(sampling: Sampling, depth: Any) -> tuple[Counter[tuple[int, ...]], Cousin]:
-    """SAMPLES answers of three words, each with a seed of its own."""
+def sampled(sampling: Sampling) -> tuple[Counter[tuple[int, ...]], Totals]:
+    """SAMPLES answers of four words with adaptive depth, each with a seed of its own."""
     model = Markov()
-    drafter = Cousin(model)
-    engine = Engine(model.decoder, EngineConfig(pages=SLOTS, slots=SLOTS, max_depth=2), drafter)
+    engine = Engine(model.decoder, EngineConfig(pages=SLOTS, slots=SLOTS, max_depth=2), Cousin(model))
     for seed in range(SAMPLES):
-        engine.submit([3, 0], Sampling(**{**vars(sampling), "seed": seed}), depth)
+        engine.submit([3, 0], replace(sampling, seed=seed), AUTO)
     answers: dict[int, list[int]] = {}
     while not engine.idle:
         for event in engine.step():
             answers.setdefault(event.request_id, []).extend(event.tokens)
-    return Counter(tuple(answer) for answer in answers.values()), drafter
+    return Counter(tuple(answer) for answer in answers.values()), engine.stats().totals
 
 
 def p_value(found: Mapping[tuple[int, ...], int], chances: Mapping[tuple[int, ...], float]) -> float:
@@ -150,10 +148,11 @@ def _bytes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=lambda s: f"t{s.temperature}-p{s.top_p}-k{s.top_k}")
-def test_three_tokens_in_a_row_have_the_models_own_distribution(sampling: Sampling) -> None:
-    found, drafter = sampled(sampling, AUTO)
+def test_tokens_in_a_row_have_the_models_own_distribution(sampling: Sampling) -> None:
+    found, totals = sampled(sampling)
     assert sum(found.values()) == SAMPLES
-    assert drafter.drafted > SAMPLES / 4  # adaptive depth did draft
+    assert totals.depths[2] > SAMPLES / 4  # blocks of two drafts were verified ...
+    assert SAMPLES / 4 < totals.accepted < 0.9 * totals.drafted  # ... and both outcomes are frequent
     assert p_value(found, exact(sampling)) > 0.001
 
 
@@ -170,7 +169,7 @@ def test_a_chooser_that_favours_drafts_is_found(monkeypatch: pytest.MonkeyPatch)
         return accept(drafts, targets)
 
     monkeypatch.setattr("stoker.engine.outcome.accept", biased)
-    found, _ = sampled(SETTINGS[0], 2)
+    found, _ = sampled(SETTINGS[0])
     assert p_value(found, exact(SETTINGS[0])) < 1e-6
 
 

@@ -1,6 +1,7 @@
 """Sampling draws from the distribution asked for, and depends on seed, position and token alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,6 +109,32 @@ def test_rows_with_different_settings_do_not_touch_each_other() -> None:
     assert int(together[4]) == 3
 
 
+def test_the_rarest_token_stays_possible_whatever_runs_beside_it() -> None:
+    """Its probability, 1.3e-7, is lost when the others are added up in fp32; without top_p nothing may be cut off."""
+    logits = torch.tensor([[0.0, -0.9378, -15.5521]])
+    free = Sampling(temperature=1.0, seed=1202963)  # whose noise at position 7 favours token 2
+    neighbour = Row(Sampling(temperature=1.0, top_p=0.9), 7)
+    assert int(choose(logits, [Row(free, 7)])) == 2
+    assert int(choose(logits.expand(2, -1), [Row(free, 7), neighbour])[0]) == 2
+    assert int(choose(logits, [Row(replace(free, top_k=3), 7)])) == 2
+    assert int(choose(logits, [Row(replace(free, top_k=2), 7)])) != 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"repetition_penalty": 1e6}, {"repetition_penalty": 1e-6}, {"presence_penalty": 1e6},
+     {"frequency_penalty": -1e6}, {"logit_bias": {2: -1e6, 3: -1e6}}, {"top_k": (1 << 31) - 1}, {"min_p": 0.999}],
+)  # fmt: skip
+def test_a_mask_holds_with_the_most_extreme_settings(temperature: float, options: dict[str, Any]) -> None:
+    allowed = torch.tensor([False, False, True, True, False, False])
+    rows = [Row(Sampling(temperature=temperature, **options), p, [2, 4], [3, 5], allowed) for p in range(50)]
+    chosen = set(choose(30 * LOGITS.expand(50, -1), rows).tolist())
+    assert chosen <= {2, 3}
+    if temperature == 1e-6:  # which leaves the likeliest token alone
+        assert chosen == {int(choose(30 * LOGITS[None], [replace(rows[0], sampling=Sampling(**options))]))}
+
+
 def test_penalties_follow_prompt_and_output() -> None:
     logits = torch.tensor([[4.0, 3.0, 2.0, -1.0]])
 
@@ -186,11 +213,17 @@ def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id() -> None:
         ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens is 9, expected 0 to max_tokens \(8\)"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": 1e-7}, r"temperature is 1e-07, expected 0 \(greedy\) or 0.000001 to 1000000"),
+        ({"temperature": 1e39}, "temperature is 1e\\+39"),
         ({"top_p": 0.0}, "top_p is 0.0, expected more than 0"),
         ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 1 << 63}, "top_k is 9223372036854775808, expected 0"),
         ({"min_p": 1.0}, "min_p is 1.0"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
         ({"presence_penalty": math.inf}, "presence_penalty is inf"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
+        ({"logit_bias": {1: -1e39}}, "expected numbers of -1000000 to 1000000"),
         ({"seed": 1 << 70}, "64 bits"),
         ({"stop": ("a", "")}, "expected strings that are not empty"),
         ({"logprobs": 21}, "logprobs is 21, expected 0 to 20"),

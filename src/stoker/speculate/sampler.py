@@ -132,20 +132,19 @@ def _sample(scores: Tensor, rows: Sequence[Row]) -> Tensor:
     for width, members in _by_width(rows, scores.shape[1]).items():
         mine = [rows[i] for i in members]
         own = scores if len(members) == len(rows) else scores[members]
-        if width == scores.shape[1] and not any(row.sampling.filters for row in mine):
-            chosen[members] = _noisiest(own, torch.arange(width, device=own.device)[None], mine)
+        if width is None:
+            chosen[members] = _noisiest(own, torch.arange(own.shape[1], device=own.device)[None], mine)
         else:
             chosen[members] = _filtered(own, mine, width)
     return chosen
 
 
-def _by_width(rows: Sequence[Row], vocab_size: int) -> dict[int, list[int]]:
-    """Rows by how many of the likeliest tokens to look at first: a row's own settings decide, not its neighbours."""
-    found: dict[int, list[int]] = {}
+def _by_width(rows: Sequence[Row], vocab_size: int) -> dict[int | None, list[int]]:
+    """Rows by how many of the likeliest tokens to look at first, None where no filter asks which these are: a row's own
+    settings decide, not its neighbours."""
+    found: dict[int | None, list[int]] = {}
     for i, row in enumerate(rows):
-        width = vocab_size
-        if row.sampling.filters:
-            width = min(vocab_size, max(64, 1 << row.sampling.top_k.bit_length()))
+        width = min(vocab_size, max(64, 1 << row.sampling.top_k.bit_length())) if row.sampling.filters else None
         found.setdefault(width, []).append(i)
     return found
 
@@ -162,7 +161,8 @@ def _filtered(scores: Tensor, rows: Sequence[Row], width: int) -> Tensor:
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
     probabilities = torch.where(top_k > 0, ordered.softmax(-1), scores.softmax(-1).gather(1, ids))
     before = probabilities.cumsum(-1) - probabilities
-    dropped = ((before >= _column(rows, "top_p", scores)) & (rank > 0)) | (ordered == -torch.inf)
+    top_p = _column(rows, "top_p", scores)
+    dropped = ((before >= top_p) & (top_p < 1.0) & (rank > 0)) | (ordered == -torch.inf)
     kept = (~dropped).sum(-1, keepdim=True)
     chosen = _noisiest(ordered.masked_fill(dropped, -torch.inf), ids, rows)
     if width == scores.shape[1]:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, isfinite
 
 from stoker.errors import RequestError
 
 MAX_LOGPROBS = 20
+LARGEST = 1e6  # of temperature, penalties and bias, and one over it the smallest: fp32 holds what they make of a logit
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,16 @@ class Sampling:
     def __post_init__(self) -> None:
         self._expect("max_tokens", self.max_tokens >= 1, "at least 1")
         self._expect("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens ({self.max_tokens})")
-        self._expect("temperature", 0.0 <= self.temperature < inf, "0 (greedy) or a positive number")
-        self._expect("top_k", self.top_k >= 0, "0 (all tokens) or a positive number")
+        divisor = self.temperature == 0.0 or _is_factor(self.temperature)
+        self._expect("temperature", divisor, "0 (greedy) or 0.000001 to 1000000")
+        self._expect("top_k", 0 <= self.top_k < 1 << 31, "0 (all tokens) or a positive number of at most 31 bits")
         self._expect("top_p", 0.0 < self.top_p <= 1.0, "more than 0 and at most 1")
         self._expect("min_p", 0.0 <= self.min_p < 1.0, "at least 0 and less than 1")
-        self._expect("repetition_penalty", 0.0 < self.repetition_penalty < inf, "a positive number")
-        self._expect("presence_penalty", isfinite(self.presence_penalty), "a finite number")
-        self._expect("frequency_penalty", isfinite(self.frequency_penalty), "a finite number")
-        self._expect("logit_bias", all(isfinite(bias) for bias in self.logit_bias.values()), "finite numbers")
+        self._expect("repetition_penalty", _is_factor(self.repetition_penalty), "0.000001 to 1000000")
+        self._expect("presence_penalty", abs(self.presence_penalty) <= LARGEST, "-1000000 to 1000000")
+        self._expect("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, "-1000000 to 1000000")
+        biases = self.logit_bias.values()
+        self._expect("logit_bias", all(abs(bias) <= LARGEST for bias in biases), "numbers of -1000000 to 1000000")
         self._expect("stop", all(isinstance(text, str) and text for text in self.stop), "strings that are not empty")
         self._expect("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
         self._expect("seed", -(1 << 63) <= self.seed < 1 << 63, "a number that fits 64 bits")
@@ -61,3 +63,7 @@ class Sampling:
     def _expect(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
             raise RequestError(f"{name} is {getattr(self, name)}, expected {expected}.")
+
+
+def _is_factor(value: float) -> bool:
+    return 1 / LARGEST <= value <= LARGEST

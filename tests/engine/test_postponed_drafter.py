@@ -1,0 +1,107 @@
+"""A drafter that falls behind while drafting does not pay drafts what one that always keeps up would have drafted:
+across preemptions, texts found in the prefix cache, cancellations and neighbours."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.request import Event
+from stoker.model.batch import Batch
+from stoker.model.decoder import Decoder
+from stoker.model.load import load_drafter
+from stoker.speculate.choice import POSTPONE
+from stoker.speculate.cost import DraftCost
+from stoker.speculate.dflash import DFlashDrafter
+from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.mtp import MtpDrafter
+from tests.engine.drive import DEPTH, run, settings_for
+
+VOCAB, REQUESTS = 512, 9
+Asked = tuple[int, int, list[int], list[float]]  # slot, length of the text, drafts and their confidence
+
+
+class Sometimes:
+    """Asks for drafts in every other stretch of a text and keeps what came."""
+
+    costs: Mapping[str, DraftCost] = {}
+    observes = True
+
+    def __init__(self, inner: MtpDrafter | DFlashDrafter) -> None:
+        self.inner, self.taps, self.max_depth = inner, inner.taps, inner.max_depth
+        self.drafts: list[Asked] = []
+
+    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
+        self.inner.observe(batch, hidden, taps, following)
+
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        asked = [replace(r, free_only=(r.length // 24 + r.prompt[0]) % 2 == 0) for r in requests]
+        drafts = self.inner.propose(asked, go_on)
+        for request, draft in zip(asked, drafts, strict=True):
+            self.drafts.append((request.slot, request.length, list(draft.tokens), list(draft.confidence)))
+        return drafts
+
+    def reset(self, slot: int) -> None:
+        self.inner.reset(slot)
+
+    def flush(self, slot: int) -> None:
+        self.inner.flush(slot)
+
+
+class Mix:
+    """A random course of requests, the same for every drafter."""
+
+    def __init__(self, model: Decoder, folder: Path, kind: str, postpone: int, seed: int) -> None:
+        chance = random.Random(seed)
+        pages, slots = (8, 14)[seed % 2], 4  # too few for all, or room for what was
+        self.drafter = Sometimes(
+            MtpDrafter(model, pages, slots, DEPTH, postpone=postpone)
+            if kind == "mtp"
+            else DFlashDrafter(model, load_drafter(folder, model.config), pages, DEPTH, postpone=postpone)
+        )
+        config = EngineConfig(pages, slots, DEPTH, prefill_budget=64, checkpoints=6, checkpoint_interval=64)
+        self.engine = Engine(model, config, self.drafter)
+        self.answers: dict[int, list[int]] = {}
+        texts: dict[int, list[int]] = {}
+        prompts = [[chance.randrange(VOCAB) for _ in range(chance.choice([65, 100, 130, 190]))] for _ in range(4)]
+        for _ in range(REQUESTS):
+            prompt = chance.choice(prompts)
+            if texts and chance.random() < 0.6:  # a conversation goes on
+                before = chance.choice(list(texts))
+                prompt = [*texts[before], *self.answers[before], 5, 6][:220]
+            sampling = settings_for(chance.randrange(4), chance.randint(20, 90))
+            number = self.engine.submit(prompt, sampling, chance.choice([0, 3, DEPTH, DEPTH]))
+            texts[number], self.answers[number] = prompt, []
+            for _ in range(chance.randint(0, 12)):
+                self._take(self.engine.step())
+            if chance.random() < 0.15:
+                self.engine.cancel(chance.choice(list(texts)))
+        for events in run(self.engine).values():
+            self._take(events)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.answers[event.request_id] += event.tokens
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_a_drafter_that_fell_behind_drafts_the_same(model: Decoder, tmp_path: Path, kind: str) -> None:
+    write_random_drafter(tmp_path, small_drafter_config(small_config()))
+    preemptions = cached = drafts = 0
+    for seed in range(6):
+        timely, late = (Mix(model, tmp_path, kind, postpone, seed) for postpone in (0, POSTPONE))
+        assert late.drafter.drafts == timely.drafter.drafts
+        assert late.answers == timely.answers
+        stats = late.engine.stats()
+        preemptions += stats.preemptions
+        cached += stats.totals.cached_tokens
+        drafts += sum(bool(tokens) for _, _, tokens, _ in late.drafter.drafts)
+    assert preemptions > 0
+    assert cached > 500
+    assert drafts > 50
