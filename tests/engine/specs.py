@@ -76,10 +76,11 @@ class NeverReady:
 
 @dataclass(frozen=True)
 class Only:
-    """Makes a mask that allows some tokens, and raises once `breaks_after` are out."""
+    """Makes a mask that allows some tokens, and raises `error` once `breaks_after` are out."""
 
     tokens: tuple[int, ...]
     breaks_after: int | None = None
+    error: type[BaseException] = ZeroDivisionError
 
     def __call__(self) -> TokenMask:
         return OnlyMask(self)
@@ -93,7 +94,7 @@ class OnlyMask:
 
     def allowed(self, output: Sequence[int]) -> Tensor:
         if len(output) == self._only.breaks_after:
-            raise ZeroDivisionError("a planted fault")
+            raise self._only.error("a planted fault")
         return self._allowed
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
@@ -104,3 +105,14 @@ class OnlyMask:
 class Broken:
     def __call__(self) -> TokenMask:
         raise ZeroDivisionError("a planted fault")
+
+
+class Unreadable(int):
+    """A token id that can be sent and cannot be read."""
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _fail, ()
+
+
+def _fail() -> object:
+    raise ZeroDivisionError("a planted fault")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +27,7 @@ from stoker.engine.spec import EngineSpec
 from stoker.errors import ConfigError, EngineError, RequestError
 from stoker.speculate.choice import DraftChoice
 from stoker.speculate.sampling import Sampling
-from tests.engine.specs import FATAL, Broken, Fragile, NeverReady, Only, Slow, Unbuildable
+from tests.engine.specs import FATAL, Broken, Fragile, NeverReady, Only, Slow, Unbuildable, Unreadable
 
 PATIENCE_S = 60.0
 BYTE_OF_A_STAR = 9  # of the byte tokenizer
@@ -227,7 +228,7 @@ def test_a_bad_request_gets_its_sentence_and_nobody_else_notices(
         next_of(long)
     with pytest.raises(RequestError, match="depth is 5, expected 0 to 2"):
         next_of(deep)
-    with pytest.raises(RequestError, match="the request cannot be queued: TypeError"):
+    with pytest.raises(RequestError, match="token id 'one' is not a whole number"):
         next_of(nonsense)
     assert tokens_of(outside) == []  # a stream ends once
     assert tokens_of(good) == alone([30, 31, 32], Sampling(8))
@@ -333,6 +334,50 @@ def test_a_killed_engine_fails_its_requests_and_can_be_started_again(engine: Eng
     assert again.request_id > streams[-1].request_id
     asyncio.run(wait_for_ready(engine, PATIENCE_S))
     assert len(tokens_of(again)) == 7
+
+
+def test_requests_during_a_restart_are_refused_or_served(engine: EngineProcess) -> None:
+    """And an end by a signal without a name is noticed like any other."""
+    streams: list[Stream] = []
+    enough = threading.Event()
+
+    def submit_on_and_on() -> None:
+        while not enough.wait(0.001):
+            with suppress(EngineError):
+                streams.append(engine.submit([70], Sampling(1)))
+
+    os.kill(engine.pid, 40)
+    assert "was killed by signal 40" in str(engine.fallen.result(PATIENCE_S))
+    thread = threading.Thread(target=submit_on_and_on, daemon=True)
+    thread.start()
+    engine.restart()
+    time.sleep(0.05)
+    enough.set()
+    thread.join()
+    assert streams
+    assert [len(tokens_of(stream)) for stream in streams] == [1] * len(streams)
+
+
+def test_a_restart_that_fails_says_so_and_can_be_tried_again(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*arguments: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    running = engine.submit([70], LONG)
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.engine.process._Child", no_room)
+        with pytest.raises(EngineError, match="the engine process could not be started: .*Cannot allocate memory"):
+            engine.restart()
+    assert not engine.alive
+    assert isinstance(engine.ready.exception(0), EngineError)
+    assert "Cannot allocate memory" in str(engine.fallen.result(0))
+    with pytest.raises(EngineError, match="shut down"):
+        tokens_of(running)
+    with pytest.raises(EngineError, match="no engine is running: the engine process could not be started"):
+        engine.submit([70], Sampling(1))
+    engine.restart()
+    assert len(tokens_of(engine.submit([70], Sampling(1)))) == 1
 
 
 async def wait_for_ready(engine: EngineProcess, timeout: float) -> None:
@@ -448,7 +493,7 @@ def test_a_mask_is_built_where_the_engine_runs_and_stop_strings_work_there(eithe
 
 
 def test_a_mask_that_fails_fails_its_own_request(either: EngineClient) -> None:
-    with pytest.raises(RequestError, match=r"the mask cannot be sent to the engine: .* not a closure"):
+    with pytest.raises(RequestError, match=r"the request cannot be sent to the engine: .* not a closure"):
         either.submit([1], Sampling(8), mask=lambda: Only((1,))())
     broken, barren, late = (either.submit([1], Sampling(8), mask=mask) for mask in (Broken(), Only(()), Only((7,), 3)))
     good = either.submit([1], Sampling(8))
@@ -459,4 +504,19 @@ def test_a_mask_that_fails_fails_its_own_request(either: EngineClient) -> None:
     assert [next_of(late).tokens for _ in range(3)] == [(7,)] * 3
     with pytest.raises(RequestError, match="the token mask failed after 3 output tokens: ZeroDivisionError"):
         next_of(late)
+    assert len(tokens_of(good)) == 8
+
+
+def test_what_is_no_exception_fails_its_own_request_too(either: EngineClient) -> None:
+    """As a panic in a library written in Rust is none."""
+    late, good = (either.submit([1], Sampling(8), mask=mask) for mask in (Only((7,), 2, SystemExit), None))
+    with pytest.raises(RequestError, match="the token mask failed after 2 output tokens: SystemExit: a planted fault"):
+        tokens_of(late)
+    assert len(tokens_of(good)) == 8
+
+
+def test_a_request_that_cannot_be_read_fails_alone(either: EngineClient) -> None:
+    bad, good = either.submit([1, Unreadable(2)], Sampling(8)), either.submit([1], Sampling(8))
+    with pytest.raises(RequestError, match="the request cannot be queued: ZeroDivisionError: a planted fault"):
+        tokens_of(bad)
     assert len(tokens_of(good)) == 8

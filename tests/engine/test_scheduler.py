@@ -2,7 +2,10 @@
 
 from typing import Any, cast
 
+import pytest
+
 from stoker.engine.engine import MAX_ROWS, Engine, EngineConfig
+from stoker.engine.pages import Pool
 from stoker.engine.request import Event, Finish
 from stoker.speculate.sampling import Sampling
 from tests.engine.drive import run
@@ -84,6 +87,34 @@ def test_nobody_starves_when_all_grow_beyond_memory() -> None:
     assert engine.stats().preemptions > 0
     ends = [events[request][-1].stats for request in range(6)]
     assert sum(stats.preemptions for stats in ends if stats) == engine.stats().preemptions
+
+
+def test_what_a_preempted_request_finds_of_its_own_was_not_cached_before() -> None:
+    engine = new_engine(pages=8, slots=2, checkpoints=4)
+    engine.submit([1] * 100, Sampling(max_tokens=200))
+    engine.submit([2] * 200, Sampling(max_tokens=100))
+    ends = [events[-1].stats for events in run(engine).values()]
+    assert sum(stats.preemptions for stats in ends if stats) > 0
+    assert [stats.cached_tokens for stats in ends if stats] == [0, 0]
+
+
+def test_making_room_looks_at_each_checkpoint_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pages each of them holds: those of one long text hold nearly the same."""
+    engine = new_engine(pages=64, slots=1, checkpoints=12, checkpoint_interval=256)
+    engine.submit([5] * 3000, Sampling(max_tokens=2))
+    run(engine)
+    kept, looks = len(engine.scheduler.prefixes), 0
+    look = Pool.pinned_alone
+
+    def counted(self: Pool, number: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return look(self, number)
+
+    monkeypatch.setattr(Pool, "pinned_alone", counted)
+    assert kept > 8
+    assert engine.scheduler.prefixes.evict()
+    assert 0 < looks <= kept
 
 
 def test_a_step_of_more_rows_than_a_forward_may_have_is_split() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stoker.engine.loop import EngineLoop
 from stoker.engine.messages import (
     Answer,
+    Asked,
     AskStats,
     Cancel,
     Command,
@@ -162,19 +163,19 @@ class EngineClient(ABC):
     ) -> Stream:
         """Queues a request, first come, first served; never waits. What is wrong with it is raised by its stream.
 
-        `mask` makes the request's token mask and is called where the engine runs, so it must pickle: a function of a
-        module, or an instance of a class with `__call__`.
+        All of it must pickle. `mask` makes the request's token mask and is called where the engine runs: a function of
+        a module, or an instance of a class with `__call__`.
         """
         try:
-            factory = None if mask is None else pickle.dumps(mask)
+            asked = pickle.dumps(Asked(list(prompt), sampling, depth, tuple(boundaries), mask))
         except Exception as error:  # pickle raises whatever the objects raise
             raise RequestError(
-                f"the mask cannot be sent to the engine: {error}. Give a function of a module, not a closure."
+                f"the request cannot be sent to the engine: {error}. A mask is a function of a module, not a closure."
             ) from error
         with self._lock:
             self._check_up()
             stream = Stream(self._next, self.cancel)
-            self._send(Submit(stream.request_id, list(prompt), sampling, depth, tuple(boundaries), factory))
+            self._send(Submit(stream.request_id, asked))
             self._next += 1
             self._streams[stream.request_id] = stream
         return stream

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stoker.errors import RequestError
 from stoker.model.config import ModelConfig
 from stoker.ops.family import CHUNK
-from stoker.speculate.sampling import Sampling
+from stoker.speculate.sampling import Sampling, are_whole
 
 KV_DTYPES = ("bf16", "fp32", "fp8")
 
@@ -44,6 +44,9 @@ def check_request(config: ModelConfig, prompt: Sequence[int], sampling: Sampling
     if not prompt:
         raise RequestError("the prompt is empty: it has 0 tokens, expected at least 1.")
     tokens = [*prompt, *sampling.logit_bias, *sampling.stop_ids]
+    if not are_whole(tokens):
+        odd = next(token for token in tokens if not are_whole([token]))
+        raise RequestError(f"token id {odd!r} is not a whole number.")
     outside = next((token for token in tokens if not 0 <= token < config.vocab_size), None)
     if outside is not None:
         raise RequestError(f"token id {outside} is outside the vocabulary of {config.vocab_size:,}.")

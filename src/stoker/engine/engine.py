@@ -31,7 +31,7 @@ from stoker.ops.family import CHUNK, Family
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.mask import TokenMask
 from stoker.speculate.sampler import Past, Row
-from stoker.speculate.sampling import Sampling
+from stoker.speculate.sampling import Sampling, are_whole
 
 MAX_ROWS = 128  # of one step's forward: up to here a row's bits do not depend on how many ride along
 
@@ -82,6 +82,9 @@ class Engine:
         `boundaries` are positions where messages of the prompt begin: good places for the prefix cache to start from.
         """
         self._check(prompt, sampling, depth)
+        boundaries = list(boundaries)
+        if not are_whole(boundaries):
+            raise RequestError(f"boundaries are {boundaries}, expected whole numbers, positions in the prompt.")
         if depth == AUTO and self._drafting:
             self._drafting.adapt()
         sequence = Sequence(
@@ -128,7 +131,7 @@ class Engine:
         check_request(self.model.config, prompt, sampling)
         if isinstance(depth, str) and depth != AUTO:
             raise RequestError(f"depth is {depth!r}, expected {AUTO!r} or 0 to {self.config.max_depth}.")
-        if depth != AUTO and not 0 <= depth <= self.config.max_depth:
+        if depth != AUTO and not (are_whole([depth]) and 0 <= depth <= self.config.max_depth):
             raise RequestError(f"depth is {depth}, expected 0 to {self.config.max_depth}.")
         if depth and self.drafter is None:
             raise RequestError(f"depth is {depth}, but this engine has no drafter.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from stoker.engine.messages import (
     Answer,
+    Asked,
     AskStats,
     Cancel,
     Command,
@@ -53,7 +54,7 @@ class EngineLoop:
                     self._flush()
             assert self._shutdown is not None
             self._send(Ended(EngineError(self._shutdown.reason)))
-        except Exception as error:
+        except BaseException as error:
             log.exception("the engine failed in step %d", self._steps + 1)
             sentence = (
                 f"the engine failed in step {self._steps + 1:,} with {type(error).__name__}: {error}. "
@@ -92,11 +93,12 @@ class EngineLoop:
 
     def _submit(self, command: Submit) -> None:
         try:
-            mask = None if command.mask is None else pickle.loads(command.mask)()
-            engine_id = self._engine.submit(command.prompt, command.sampling, command.depth, command.boundaries, mask)
+            asked: Asked = pickle.loads(command.asked)
+            mask = None if asked.mask is None else asked.mask()
+            engine_id = self._engine.submit(asked.prompt, asked.sampling, asked.depth, asked.boundaries, mask)
         except RequestError as error:
             self._refuse(command.request_id, str(error))
-        except Exception as error:  # not even a sound request; the others have nothing to do with it
+        except BaseException as error:  # a panic of a library is no Exception; not even a sound request; the others have nothing to do with it
             self._refuse(command.request_id, f"the request cannot be queued: {type(error).__name__}: {error}")
         else:
             self._engine_ids[command.request_id] = engine_id

@@ -3,7 +3,7 @@
 Commands go to the engine, reports come back. `Event` and `Sampling` travel as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,24 @@ from stoker.speculate.sampling import Sampling
 
 if TYPE_CHECKING:
     from stoker.engine.stats import EngineStats
+    from stoker.speculate.mask import TokenMask
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request's own part of `Submit`."""
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    depth: Depth
+    boundaries: Sequence[int]
+    mask: "Callable[[], TokenMask] | None"  # a mask has state, so it is built where it is used
 
 
 @dataclass(frozen=True)
 class Submit:
     request_id: int  # the client's
-    prompt: Sequence[int]
-    sampling: Sampling
-    depth: Depth
-    boundaries: Sequence[int]
-    mask: bytes | None  # a pickled factory: a mask has state, so it is built where it is used
+    asked: bytes  # a pickled `Asked`: what cannot be read at the other end fails this request alone
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> E
         count += 1
         try:
             sequence.push(token)
-        except Exception as failure:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:  # a panic of the tokenizer's library is no Exception
             finish = Finish.ERROR
             error = f"token {token} cannot be turned into text: {type(failure).__name__}: {failure}"
         else:

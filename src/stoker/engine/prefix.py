@@ -128,11 +128,8 @@ class PrefixCache:
         """Drops the least recently used checkpoint that gives a page back; False if no page can be had from them."""
         if not self._pages.reclaimable:
             return False
-        freeing = (
-            key
-            for key, entry in self._entries.items()
-            if any(self._pages.pinned_alone(page) for page in reversed(entry.pages))
-        )
+        # who holds a page holds all before it, so a checkpoint's last page is the first that nobody else needs
+        freeing = (key for key, entry in self._entries.items() if self._pages.pinned_alone(entry.pages[-1]))
         self._drop(next(freeing, None) or next(iter(self._entries)))  # several may pin the same pages
         return True
 

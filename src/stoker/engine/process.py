@@ -76,9 +76,19 @@ class EngineProcess(EngineClient):
         self._child.end(timeout if loaded else 0.0)
 
     def _begin(self) -> None:
-        self.ready, self.fallen = pending(), pending()
-        self._down = None
-        self._child = _Child(self._spec, self._deliver)
+        """Nothing is taken on before there is a process to send it to; if it cannot be started, all is as after a fall."""
+        with self._lock:
+            self.ready, self.fallen = pending(), pending()
+            try:
+                self._child = _Child(self._spec, self._deliver)
+            except OSError as failure:  # no memory or no file left for another process
+                error = EngineError(f"the engine process could not be started: {failure}. restart() tries again.")
+                self._down = error
+            else:
+                self._down = None
+                return
+        self._fall(error)
+        raise error
 
     def _send(self, command: Command) -> None:
         self._child.send(command)
@@ -159,7 +169,8 @@ class _Child:
 def _obituary(pid: int, code: int | None) -> str:
     how = f"ended with exit code {code}"
     if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
+        named = -code in set(signal.Signals)  # real-time signals have no names
+        how = f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
         how += " (most often by the kernel, when memory runs out)" if -code == signal.SIGKILL else ""
     return f"the engine process (pid {pid}) {how}. What it was working on is lost; restart() begins anew."
 
@@ -207,11 +218,15 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
 def _listen(commands: Connection, inbox: SimpleQueue[Command]) -> None:
     """Reads commands while the engine steps. When the parent is gone, nobody wants the rest: ends at once."""
     parent = parent_process()
-    with suppress(EOFError, OSError):
-        while parent is not None and os.getppid() == parent.pid:
-            if commands.poll(PARENT_CHECK_S):
-                inbox.put(pickle.loads(commands.recv_bytes()))
-    os._exit(1)
+    try:
+        with suppress(EOFError, OSError):
+            while parent is not None and os.getppid() == parent.pid:
+                if commands.poll(PARENT_CHECK_S):
+                    inbox.put(pickle.loads(commands.recv_bytes()))
+    except Exception:
+        log.exception("a command could not be read")
+    finally:
+        os._exit(1)  # an engine that does not listen must not live on
 
 
 def _every_percent(send: Callable[[Report], None]) -> Callable[[Loading], None]:

@@ -65,8 +65,10 @@ class Scheduler:
             fixed = None if sequence.stepped is None else sequence.history
             found = self.prefixes.match(sequence.tokens, sequence.chain, before, fixed)
             shared = list(found.pages) if found else []
-            self.pages.share(shared)  # first of all, so that making room cannot drop them
             need = _pages_for(sequence.length + 1) - len(shared)
+            if need > self.pages.free + self.pages.reclaimable:  # told before a long prefix is walked, step after step
+                return
+            self.pages.share(shared)  # first of all, so that making room cannot drop them
             if need > self.pages.free + self.pages.reclaimable:
                 self.pages.give_back(shared)  # no checkpoint is dropped in vain
                 return
@@ -79,7 +81,8 @@ class Scheduler:
             if found:
                 self._snapshots.restore(self._cache, sequence.slot, found.snapshot)
                 sequence.computed = found.position
-                sequence.stats.cached_tokens = min(found.position, len(sequence.prompt))
+                if sequence.admitted_at is None:  # later it is its own work that a preempted request finds again
+                    sequence.stats.cached_tokens = min(found.position, len(sequence.prompt))
             if sequence.stepped is None:
                 sequence.stepped = found.stepped if found else ()
             if self._drafter:

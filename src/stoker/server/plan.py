@@ -60,9 +60,9 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
         room = min(room, config.memory)
     budget = room - weights - RUNTIME - sum(count for _, count in buffers)
     if config.prefix_cache is None:
-        states = min(STATES_PER_USER * slots, int(max(0, budget) * CACHE_SHARE) // max(1, unit.checkpoint))
+        states = min(STATES_PER_USER * slots, int(max(0, budget) * CACHE_SHARE) // (unit.checkpoint or unit.page))
     else:
-        states = config.prefix_cache // max(1, unit.checkpoint)
+        states = config.prefix_cache // (unit.checkpoint or unit.page)
     fixed = slots * unit.slot + states * unit.checkpoint
     pages = min(each * slots, (budget - fixed) // unit.page)
     sizes = EngineConfig(max(1, pages), slots, choice.depth, checkpoints=states, kv_dtype=config.kv_dtype)

@@ -26,7 +26,7 @@ def forced_by(mask: TokenMask, output: Sequence[int], vocab_size: int) -> list[i
     """What the mask forces after `output`. Raises RequestError if it fails."""
     try:
         forced = [int(token) for token in mask.forced(output)]
-    except Exception as error:
+    except BaseException as error:
         raise _failed(error, len(output)) from error
     outside = next((token for token in forced if not 0 <= token < vocab_size), None)
     if outside is not None:
@@ -68,7 +68,7 @@ def mask_drafts(
 def _ask(mask: TokenMask, sampling: Sampling, output: Sequence[int], vocab_size: int) -> Tensor | None:
     try:
         allowed = mask.allowed(output)
-    except Exception as error:
+    except BaseException as error:
         raise _failed(error, len(output)) from error
     if allowed is None:
         return None
@@ -85,5 +85,8 @@ def _ask(mask: TokenMask, sampling: Sampling, output: Sequence[int], vocab_size:
     return allowed
 
 
-def _failed(error: Exception, tokens: int) -> RequestError:
+def _failed(error: BaseException, tokens: int) -> RequestError:
+    """A panic of the library behind a mask is no Exception; only Ctrl-C is meant for somebody else."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
     return RequestError(f"the token mask failed after {tokens} output tokens: {type(error).__name__}: {error}")

@@ -1,8 +1,9 @@
 """How a request wants its tokens chosen, checked when it is made. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 
 from stoker.errors import RequestError
 
@@ -30,6 +31,9 @@ class Sampling:
     logprobs: int | None = None  # of the chosen token and the n likeliest, before penalties and filters
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "min_tokens", "top_k", "seed"):
+            self._expect(name, are_whole([getattr(self, name)]), "a whole number")
+        self._expect("logprobs", self.logprobs is None or are_whole([self.logprobs]), "a whole number or None")
         self._expect("max_tokens", self.max_tokens >= 1, "at least 1")
         self._expect("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens ({self.max_tokens})")
         divisor = self.temperature == 0.0 or _is_factor(self.temperature)
@@ -42,7 +46,8 @@ class Sampling:
         self._expect("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, "-1000000 to 1000000")
         biases = self.logit_bias.values()
         self._expect("logit_bias", all(abs(bias) <= LARGEST for bias in biases), "numbers of -1000000 to 1000000")
-        self._expect("stop", all(isinstance(text, str) and text for text in self.stop), "strings that are not empty")
+        texts = not isinstance(self.stop, str) and all(isinstance(text, str) and text for text in self.stop)
+        self._expect("stop", texts, "a tuple of strings that are not empty")
         self._expect("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
         self._expect("seed", -(1 << 63) <= self.seed < 1 << 63, "a number that fits 64 bits")
 
@@ -63,6 +68,11 @@ class Sampling:
     def _expect(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
             raise RequestError(f"{name} is {getattr(self, name)}, expected {expected}.")
+
+
+def are_whole(values: Iterable[object]) -> bool:
+    """Integers of Python or NumPy, not truth values."""
+    return all(issubclass(kind, Integral) and kind is not bool for kind in set(map(type, values)))
 
 
 def _is_factor(value: float) -> bool:
