@@ -277,6 +277,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"claims": claims}))
+    sys.exit(not all(claim["holds"] for claim in claims))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import pty
 import re
 import select
@@ -19,7 +20,7 @@ from stoker.cli.conversation import Conversation, Piece
 from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.client import EngineClient
-from stoker.engine.messages import Command, Events, Submit
+from stoker.engine.messages import Asked, Command, Events, Submit
 from stoker.engine.request import Event, Finish, Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import RequestError
@@ -196,19 +197,20 @@ class Parrot(EngineClient):
     def __init__(self, tokenizer: Tokenizer, *lines: str) -> None:
         super().__init__()
         self._tokenizer, self._lines = tokenizer, list(lines)
-        self.asked: list[Submit] = []
+        self.asked: list[Asked] = []
+        self._latest = -1  # request
 
     def close(self, drain: bool = False, timeout: float | None = None) -> None: ...
 
     def _send(self, command: Command) -> None:
         if isinstance(command, Submit):
-            self.asked.append(command)
+            self.asked.append(pickle.loads(command.asked))
+            self._latest = command.request_id
 
     def speak(self, finish: Finish = Finish.STOP) -> None:
-        request_id = self.asked[-1].request_id
         tokens = self._tokenizer.encode(self._lines.pop(0))
-        events = [Event(request_id, (token,)) for token in tokens]
-        self._deliver(Events([*events, Event(request_id, (), finish, stats=Stats(output_tokens=len(tokens)))]))
+        events = [Event(self._latest, (token,)) for token in tokens]
+        self._deliver(Events([*events, Event(self._latest, (), finish, stats=Stats(output_tokens=len(tokens)))]))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Sampling is right, not only consistent: four tokens in a row, three of them behind drafts, are distributed as the model
-says with adaptive depth; a chooser that is a little wrong is found by the same test."""
+"""Sampling is right, not only consistent: with adaptive depth four tokens in a row, three of them behind drafts, are
+distributed as the model says; a chooser that is a little wrong is found by the same test."""
 
 import math
 from collections import Counter

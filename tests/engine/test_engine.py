@@ -137,11 +137,11 @@ def test_what_can_never_be_served_is_refused_with_numbers(model: Decoder) -> Non
     with pytest.raises(RequestError, match="the prompt is empty: it has 0 tokens, expected at least 1"):
         engine.submit([], Sampling())
     odd: Any = 1.5
-    with pytest.raises(RequestError, match="token id 1.5 is not a whole number"):
+    with pytest.raises(RequestError, match=r"token id 1\.5 is not a whole number"):
         engine.submit([1, odd], Sampling())
     with pytest.raises(RequestError, match="token id True is not a whole number"):
         engine.submit([1], Sampling(stop_ids=(True,)))
-    with pytest.raises(RequestError, match="depth is 1.5, expected 0 to 2"):
+    with pytest.raises(RequestError, match=r"depth is 1\.5, expected 0 to 2"):
         engine.submit([1], Sampling(), depth=odd)
     with pytest.raises(RequestError, match=r"boundaries are \[1.5\], expected whole numbers"):
         engine.submit([1] * 70, Sampling(max_tokens=1), boundaries=[odd])

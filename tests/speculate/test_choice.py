@@ -30,6 +30,8 @@ def test_forms(text: str, choice: DraftChoice) -> None:
         ("mtp", "expected none, auto, or mtp:K"),
         ("mtp:-1", "expected none, auto, or mtp:K"),
         ("mtp+lookup:2", "expected none, auto, or mtp:K"),
+        ("mtp:²", "expected none, auto, or mtp:K"),
+        ("mtp:2,vocab=²", "vocab is '²', expected a number of tokens"),
         ("mtp:9", "mtp drafts 1 to 8 tokens a step, not 9"),
         ("dflash:0", "dflash drafts 1 to 15 tokens a step, not 0"),
         ("mtp:2,vocab=few", "vocab is 'few', expected a number of tokens"),

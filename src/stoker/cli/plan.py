@@ -91,7 +91,7 @@ def tokens(text: str) -> int:
     plain = text.strip().lower().replace(",", "").replace("_", "")
     scale = {"k": 1 << 10, "m": 1 << 20}.get(plain[-1:], 1)
     number = plain[:-1] if scale > 1 else plain
-    if not number.replace(".", "", 1).isdigit() or not 1 <= float(number) * scale <= 1 << 30:
+    if not number.replace(".", "", 1).isdecimal() or not 1 <= float(number) * scale <= 1 << 30:
         raise RequestError(f"--context {text} is no number of tokens; write 131072 or 128k.")
     return int(float(number) * scale)
 

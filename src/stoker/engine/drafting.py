@@ -63,7 +63,7 @@ class Drafting:
             self.controller.observe(tokens, step_s - self._seconds, self._seconds, experts)
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended, or will be computed again."""
+        """It has ended."""
         if self.controller:
             self.controller.forget(sequence.id)
 

@@ -98,7 +98,7 @@ class EngineLoop:
             engine_id = self._engine.submit(asked.prompt, asked.sampling, asked.depth, asked.boundaries, mask)
         except RequestError as error:
             self._refuse(command.request_id, str(error))
-        except BaseException as error:  # a panic of a library is no Exception; not even a sound request; the others have nothing to do with it
+        except BaseException as error:  # no sound request, or a panic of a library; the others have no part in it
             self._refuse(command.request_id, f"the request cannot be queued: {type(error).__name__}: {error}")
         else:
             self._engine_ids[command.request_id] = engine_id

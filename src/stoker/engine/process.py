@@ -76,7 +76,7 @@ class EngineProcess(EngineClient):
         self._child.end(timeout if loaded else 0.0)
 
     def _begin(self) -> None:
-        """Nothing is taken on before there is a process to send it to; if it cannot be started, all is as after a fall."""
+        """Nothing is taken on before there is a process to send it to; if none can be started, it has fallen."""
         with self._lock:
             self.ready, self.fallen = pending(), pending()
             try:

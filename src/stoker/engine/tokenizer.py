@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.text import TextStream
-from stoker.errors import TokenizerError
+from stoker.errors import RequestError, TokenizerError
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -29,6 +29,11 @@ class Tokenizer:
         self._directory = directory
 
     def encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half a character, as undecodable bytes of a command line become
+            found = f"character {error.start + 1} is {text[error.start]!r}"
+            raise RequestError(f"the text cannot be encoded as UTF-8: {found}. Give it as UTF-8.") from None
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def encode_chat(self, messages: list[dict[str, Any]], begin_answer: bool = True, **options: Any) -> list[int]:

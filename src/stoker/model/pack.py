@@ -27,7 +27,7 @@ from stoker.ops.cpu.check import (
     random_rows,
     rows_independent,
 )
-from stoker.ops.cpu.enable import compiled_kernels
+from stoker.ops.cpu.enable import compiled_kernels, in_use
 from stoker.ops.cpu.packed import Packed, PackedExperts, unpacked, weight_bytes
 from stoker.ops.cpu.product import Bf16Product, Fp16Product, Int4Product, Product, SmallProduct, TiledProduct
 from stoker.ops.linear import Weight, as_tensor
@@ -50,7 +50,8 @@ def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
     """Packs every projection and expert of a bf16 network in host memory, in place. Weights that were replaced since
     the last time are packed again."""
     small = sum(nbytes for nbytes, _ in _jobs(module, pack, False)) <= SMALL_MODEL
-    compiled = small and compiled_kernels()
+    # a drafting network takes what its trunk has switched on: kernels it added would change the trunk's rounding
+    compiled = small and (compiled_kernels() if isinstance(module, Decoder) else in_use())
     how: Callable[..., Packed] = partial(pack, twice=small and _fast_bf16(), blocks=compiled)
     if _fast_bf16() and isinstance(module, DFlash) and not compiled:
         how = pack_rounded

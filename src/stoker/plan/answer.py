@@ -184,7 +184,7 @@ def parse_draft(text: str) -> Draft:
         raise RequestError(f"--draft {text} is not understood; the planner knows none, mtp:K, dflash:K and lookup:K.")
     if kind == "none":
         return Draft()
-    if not depth.isdigit() or not 1 <= int(depth) <= 64:
+    if not depth.isdecimal() or not 1 <= int(depth) <= 64:
         raise RequestError(f"--draft {text} needs a number of drafts from 1 to 64, as in {kind}:2.")
     return Draft(kind, int(depth))
 

@@ -51,7 +51,7 @@ class DraftChoice:
             return cls((), max(LIMITS.values()), adaptive=True, best=True)
         names, _, number = form.partition(":")
         kinds = tuple(names.split("+"))
-        if kinds not in PAIRS or not (number.isdigit() or number == "auto"):
+        if kinds not in PAIRS or not (number.isdecimal() or number == "auto"):
             raise RequestError(f"--draft is {text!r}, expected {FORMS}.")
         limit = LIMITS[kinds[-1]]
         if number == "auto":
@@ -66,7 +66,7 @@ class DraftChoice:
         if not self.best and (not self.kinds or self.kinds == ("lookup",)):
             raise RequestError(f"--draft is {text!r}: {name} is an option of mtp and dflash, which are not asked for.")
         if name == "vocab":
-            if not value.isdigit() or int(value) < 1:
+            if not value.isdecimal() or int(value) < 1:
                 raise RequestError(f"--draft is {text!r}: vocab is {value!r}, expected a number of tokens.")
             return replace(self, vocab=int(value))
         if name in ("head", "weights"):

@@ -21,7 +21,7 @@ Wiring, once per decode step of an engine (all lists in the order of the request
     depths = controller.cut(drafts)                 # verify drafts[i].first(depths[i])
     ... forward, choose, accept ...
     controller.observe(emitted, verify_s, draft_s, distinct)
-    controller.forget(key)                          # when a request ends or is preempted
+    controller.forget(key)                          # when a request ends
 
 `emitted` are the tokens each request put out this step (accepted drafts and the model's own). `draft_s` is the wall
 time of `propose`; `verify_s` that of the rest of the decode step, forward, sampling, observing and bookkeeping, but not

@@ -72,7 +72,7 @@ class Sampling:
 
 def are_whole(values: Iterable[object]) -> bool:
     """Integers of Python or NumPy, not truth values."""
-    return all(issubclass(kind, Integral) and kind is not bool for kind in set(map(type, values)))
+    return all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in set(map(type, values)))
 
 
 def _is_factor(value: float) -> bool:

@@ -11,8 +11,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, or a sentence that says what is wrong with the file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path} does not exist; a model directory holds config.json and *.safetensors.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}: {error.msg}"
         raise ConfigError(f"{path} is not valid JSON ({place}); fetch the file again.") from None

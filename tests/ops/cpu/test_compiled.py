@@ -1,6 +1,7 @@
 """The compiled kernels against the references, a row's bits against its neighbours, and life without them."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.demo.random_checkpoint import (
+    small_config,
+    small_drafter_config,
+    write_random_checkpoint,
+    write_random_drafter,
+)
+from stoker.errors import EngineError
 from stoker.model.batch import Batch, Run
 from stoker.ops.attention import gated_attention, write_pages
 from stoker.ops.choice import best_tokens, probabilities
@@ -299,3 +307,64 @@ def test_kernels_of_old_versions_do_not_pile_up(tmp_path: Path) -> None:
     used = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     left = {folder.name for folder in (tmp_path / "stoker").iterdir()}
     assert left == {"kernels-3", "kernels-4", "kernels-5", Path(used.stdout.strip()).name}
+
+
+def test_what_a_full_disk_left_of_compiled_kernels_is_removed(tmp_path: Path) -> None:
+    from stoker.ops.cpu.compiled import remove_cut_off
+
+    inside = tmp_path / "rows"
+    inside.mkdir()
+    whole, cut, empty = inside / "a.1.nbc", inside / "a.2.nbc", inside / "a.nbi"
+    whole.write_bytes(pickle.dumps([1, 2]))
+    cut.write_bytes(pickle.dumps([1, 2])[:-3])
+    empty.touch()
+    remove_cut_off(tmp_path)
+    assert list(inside.iterdir()) == [whole]
+
+
+def test_kernels_that_cannot_be_kept_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(enable, "_rows_hold", full)
+    with pytest.raises(EngineError, match=r"No space left on device\. Make room there, or let XDG_CACHE_HOME"):
+        enable.compiled_kernels.__wrapped__()
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "~nobody-of-this-name"])
+def test_without_a_place_to_keep_them_kernels_leave_nothing_behind(tmp_path: Path, home: str) -> None:
+    script = "import numba; from stoker.ops.cpu import compiled; print(numba.config.CACHE_DIR)"
+    environment = {**os.environ, "XDG_CACHE_HOME": home, "TMPDIR": str(tmp_path)}
+    used = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert Path(used.stdout.strip()).parent == tmp_path
+    assert not list(tmp_path.glob("stoker-kernels-*"))
+
+
+DRAFTER = """
+import sys
+from pathlib import Path
+from stoker.model import pack
+from stoker.model.load import load_drafter, load_model
+from stoker.ops.cpu.enable import in_use
+from stoker.speculate.lowbit import lower_all
+pack.SMALL_MODEL = 1 << 20
+trunk, drafter = map(Path, sys.argv[1:])
+model = load_model(trunk).model
+assert not in_use()
+load_drafter(drafter, model.config)
+lower_all(model.mtp, 8)
+assert not in_use()
+pack.SMALL_MODEL = 1 << 28
+load_model(trunk)
+assert in_use()
+"""
+
+
+def test_a_drafter_does_not_change_how_its_trunk_is_computed(tmp_path: Path) -> None:
+    """The trunk is too large for compiled kernels, its drafting networks are not."""
+    trunk, drafter = tmp_path / "trunk", tmp_path / "drafter"
+    write_random_checkpoint(trunk, small_config())
+    write_random_drafter(drafter, small_drafter_config(small_config()))
+    large, small = (sum(f.stat().st_size for f in folder.glob("*.safetensors")) for folder in (trunk, drafter))
+    assert small < 1 << 20 < large
+    subprocess.run([sys.executable, "-c", DRAFTER, str(trunk), str(drafter)], check=True, timeout=300)

@@ -87,6 +87,30 @@ def test_attention(heads: int, kv_heads: int, dim: int) -> None:
             assert torch.equal(rows([(position - 1, 2)])[1:], alone)
 
 
+def test_tiles_that_change_beside_others_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does where its choice of a kernel depends on how many tiles there are for each thread."""
+    sound = fused._fused
+
+    def by_count(queries: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        part, logs = sound(queries, *rest)
+        return part, logs + 2**-20 * (len(queries) > 3)
+
+    keys, values = (torch.randn(24, 64, 2, 32).bfloat16() for _ in range(2))
+    q = torch.randn(48, 4, 32).bfloat16()
+    batch = Batch.of(Family.STEP, [Run([0] * 8, 290 + 40 * place, place, TABLE) for place in range(6)], 64)
+    want = fused.attention(q, keys, values, batch.causal_tiles)
+    monkeypatch.setattr(fused, "_fused", by_count)
+    fused.tiles_independent.cache_clear()
+    try:
+        found = fused.attention(q, keys, values, batch.causal_tiles)
+        assert not fused.tiles_independent(2, 16, 32, torch.get_num_threads())
+    finally:
+        fused.tiles_independent.cache_clear()
+    assert isinstance(want, Tensor)
+    assert isinstance(found, Tensor)
+    assert torch.equal(found, want)
+
+
 def test_attention_that_sees_only_a_window() -> None:
     """Keys before the window are not seen, whole splits of them included."""
     keys, values = (torch.randn(24, 64, 2, 32).bfloat16() for _ in range(2))

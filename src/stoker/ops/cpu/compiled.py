@@ -11,7 +11,9 @@ add in an order of the compiler's choice: each is one piece of code, and a row's
 out, since a library's vector and scalar versions round differently.
 """
 
+import atexit
 import os
+import pickle
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -29,18 +31,34 @@ def _cache() -> Path:
     """Numba itself notices a change only in the file a function is in, not in those it calls."""
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(base).expanduser() / "stoker" / f"kernels-{sha256(sources).hexdigest()[:16]}"
     try:
+        folder = Path(base).expanduser() / "stoker" / f"kernels-{sha256(sources).hexdigest()[:16]}"
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             others = sorted(folder.parent.glob("kernels-*"), key=lambda other: other.stat().st_mtime)
             for other in others[:-KEPT]:
                 rmtree(other, ignore_errors=True)
+        remove_cut_off(folder)
         writable = os.access(folder, os.W_OK)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: nobody's home
         writable = False
+    if writable:
+        return folder
     # what lies there is executed, so a folder that others could have made is none
-    return folder if writable else Path(tempfile.mkdtemp(prefix="stoker-kernels-"))
+    own = Path(tempfile.mkdtemp(prefix="stoker-kernels-"))
+    atexit.register(rmtree, own, ignore_errors=True)
+    return own
+
+
+def remove_cut_off(folder: Path) -> None:
+    """Drops what a full disk or a power cut left of files in the cache: each is a pickle, and those end with a dot."""
+    for path in folder.rglob("*.nb[ic]"):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            whole = file.read() == pickle.STOP
+        if not whole:
+            path.unlink()
 
 
 numba.config.CACHE_DIR = str(_cache())

@@ -3,6 +3,7 @@
 They are compiled when first checked, which takes seconds, and once per machine.
 """
 
+import platform
 from collections.abc import Callable
 from functools import lru_cache
 from types import NotImplementedType
@@ -11,9 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from stoker.errors import EngineError
 from stoker.ops.attention import QueryTiles
 from stoker.ops.deltanet import DeltaConstants, DeltaState, Replay, SerialPlan
-from stoker.ops.dispatch import REFERENCES_ONLY, register
+from stoker.ops.dispatch import KERNELS, REFERENCES_ONLY, register
 from stoker.ops.family import STEP_TILE
 from stoker.weights.formats.int4 import Int4
 
@@ -25,11 +27,20 @@ SIZE = 128  # of a head, an expert, a hidden state
 @lru_cache
 def compiled_kernels() -> bool:
     """Whether they are there; the first call registers them."""
+    if REFERENCES_ONLY:
+        return False
     try:
         import numba  # noqa: F401
     except ImportError:
         return False
-    if REFERENCES_ONLY or not (_rows_hold() and _experts_hold() and _attention_holds() and _delta_holds()):
+    try:
+        held = _fuses() and _rows_hold() and _experts_hold() and _attention_holds() and _delta_holds()
+    except OSError as error:  # without them the numbers would be others than at the last start: no silent way out
+        raise EngineError(
+            f"the compiled kernels could not be kept: {error}. "
+            "Make room there, or let XDG_CACHE_HOME name another folder."
+        ) from error
+    if not held:
         return False
     from stoker.ops.cpu import attend, delta, rows
 
@@ -38,6 +49,19 @@ def compiled_kernels() -> bool:
     for kernel in [*kernels, attend.head_norm_rope, attend.gated_attention, delta.gated_delta, delta.commit]:
         register(kernel.__name__, kernel, "cpu")
     return True
+
+
+def in_use() -> bool:
+    """Whether a model has switched them on."""
+    return "gated_delta" in KERNELS["cpu"]
+
+
+def _fuses() -> bool:
+    """Whether the processor multiplies and adds in one go; else every such step would be a call of a function."""
+    from llvmlite import binding
+
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not x86 or bool(binding.get_host_cpu_features().get("fma", False))
 
 
 def _random(*shape: int) -> Tensor:
