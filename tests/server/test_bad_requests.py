@@ -76,6 +76,8 @@ def test_bodies(server: Running, body: bytes, status: int, words: str) -> None:
         ({"logprobs": True, "top_logprobs": 50}, "top_logprobs is 50"),
         ({"top_logprobs": 2}, "needs logprobs"),
         ({"logit_bias": {"a": 1}}, "no token id"),
+        ({"top_k": 1 << 63}, "top_k is 9223372036854775808, expected 0"),
+        ({"temperature": 1e39}, "temperature is 1e+39, expected 0"),
         ({"logit_bias": {"99999999": 1}}, "outside the vocabulary of 4,608"),
         ({"logit_bias": {"5": 1000}}, "-100 to 100"),
         ({"stop_token_ids": [-1]}, "outside the vocabulary"),
