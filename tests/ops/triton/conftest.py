@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ops.triton import memcheck, products
+from tests.ops.triton import memcheck, patches, products
 
 Run = Callable[..., Any]
 
@@ -49,3 +49,4 @@ def _start(interpret: str) -> None:
     if interpret == "1" and find_spec("triton"):
         memcheck.install()
         products.install()
+        patches.install()
