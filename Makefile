@@ -20,7 +20,7 @@ kernels: $(READY) $(OTHER)/.ready  ## kernel x architecture: registers, shared m
 	PYTHONPATH=$(OTHER) $(BIN)/python -m benchmarks.kernel_table --no-parity --json build/kernels-$(OTHER_TRITON).json
 
 $(OTHER)/.ready: | $(READY)
-	$(BIN)/python -m pip install --no-deps --target $(OTHER) triton==$(OTHER_TRITON)
+	$(BIN)/python -m pip install --no-compile --no-deps --target $(OTHER) triton==$(OTHER_TRITON)
 	@touch $@
 
 box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or so. PYTHON must have torch for the GPU
@@ -49,11 +49,12 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
 
-# A newer pip than the one Python brings shows progress while it installs, not only while it downloads.
+# A newer pip than the one Python brings shows progress while it installs, not only while it downloads. Modules are
+# compiled when they are first imported: compiling all of them takes longer than the installation.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 12) else \
 	  f"Stoker needs Python 3.11 or 3.12 and $(PYTHON) is {v[0]}.{v[1]}; run: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[server,cpu,dev]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[server,cpu,dev]'
 	@touch $@
