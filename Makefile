@@ -1,15 +1,30 @@
-# Each target does all its own set-up in .venv; nothing but Python 3.11 or 3.12 is needed.
+# Each target does all its own set-up in .venv; nothing but Python 3.11, 3.12, 3.13 or 3.14 is needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --no-compile --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+# cpu: torch without CUDA, from PyTorch's own index. cuda: torch as the public index serves it, on Linux with CUDA.
+# auto: cpu on Linux without an NVIDIA GPU.
+TORCH ?= auto
 # The Triton that today's GPU machines have, beside the newest one of .venv: kernels must compile with both.
 OTHER_TRITON := 3.6.0
 OTHER := build/triton-$(OTHER_TRITON)
 
+ifeq ($(filter auto cpu cuda,$(TORCH)),)
+$(error TORCH=$(TORCH) is unknown; use TORCH=cpu, TORCH=cuda or TORCH=auto)
+endif
+ifeq ($(TORCH),auto)
+TORCH_BUILD := $(shell if [ "$$(uname -s)" != Linux ] || [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null; \
+  then echo cuda; else echo cpu; fi)
+else
+TORCH_BUILD := $(TORCH)
+endif
+
 .PHONY: demo test kernels box-report lossless server seeds lint format clean
 
-demo: $(READY)  ## run and measure the embedded model on this machine
+demo: $(INSTALLED)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
 test: $(READY) $(OTHER)/.ready lint  ## what CI runs
@@ -32,7 +47,8 @@ lossless: $(READY)  ## every token the same in twelve configurations; an hour or
 	$(BIN)/python -m benchmarks.lossless
 
 server: $(READY)  ## the server's long tests: 2,000 made-up requests and 200 answers to schemas; ten minutes or so
-	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_bad_requests.py tests/server/test_structured.py
+	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_bad_requests.py tests/server/test_structured.py \
+		tests/server/test_hostile_grammars.py
 
 seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
 	$(BIN)/python -m stoker.plan.seeds docs/seeds.md
@@ -49,12 +65,29 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
 
-# A newer pip than the one Python brings shows progress while it installs, not only while it downloads. Modules are
-# compiled when they are first imported: compiling all of them takes longer than the installation.
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 12) else \
-	  f"Stoker needs Python 3.11 or 3.12 and $(PYTHON) is {v[0]}.{v[1]}; run: make $(MAKECMDGOALS) PYTHON=python3.12")'
+# What runs Stoker, without the tools that test it. A newer pip than the one Python brings shows progress while it
+# installs, not only while it downloads. Modules are compiled when they are first imported: compiling all of them takes
+# longer than the installation.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 14) else \
+	  f"Stoker needs Python 3.11 to 3.14 and $(PYTHON) is {v[0]}.{v[1]}; run: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[server,cpu,dev]'
+	$(PIP_INSTALL) --upgrade pip
+ifeq ($(TORCH_BUILD),cpu)
+	@echo "Downloading 0.4 GB into $(VENV), torch without CUDA. With CUDA: make $(MAKECMDGOALS) TORCH=cuda"
+	@$(TORCH_FOR_CPU)
+else
+	@echo "Downloading into $(VENV): 3 GB on Linux, where torch brings CUDA. Without: make $(MAKECMDGOALS) TORCH=cpu (0.4 GB)"
+endif
+	$(PIP_INSTALL) --editable '.[server,cpu]'
+	@touch $@
+
+# uv knows where PyTorch keeps its CPU builds. Whether that can be reached is asked once, without retries, so that a
+# machine that cannot is told within seconds; pip then installs the torch that it finds.
+UV_TORCH = $(BIN)/python -m uv pip install --python $(BIN)/python --constraint constraints.txt --torch-backend cpu torch
+TORCH_FOR_CPU = $(PIP_INSTALL) uv && UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=10 $(UV_TORCH) --dry-run && $(UV_TORCH) || \
+  echo "PyTorch's own index did not serve torch for the CPU. pip takes torch from its index instead; on Linux the public one has it with CUDA, 3 GB."
+
+$(READY): $(INSTALLED)
+	$(PIP_INSTALL) --editable '.[server,cpu,dev]'
 	@touch $@

@@ -1,8 +1,12 @@
 """Commands that need an optional part of the install say so, with the line that installs it."""
 
+import shlex
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
+import stoker
 from stoker.errors import DependencyError
 
 ENGINE = ("torch", "safetensors", "tokenizers", "transformers")
@@ -22,5 +26,13 @@ def _need(names: Sequence[str], extra: str) -> None:
     if missing:
         raise DependencyError(
             f"this command needs {', '.join(missing)}, which the base install leaves out; "
-            f"install them with: pip install 'stoker[{extra}]'"
+            f"install them with: {install_command(extra)}"
         )
+
+
+def install_command(extra: str) -> str:
+    """Stoker is on no package index, so the command names the clone that it runs from, or has to be run in one."""
+    clone = Path(stoker.__file__).parents[2]
+    if (clone / "pyproject.toml").is_file():
+        return f"{shlex.quote(sys.executable)} -m pip install -e {shlex.quote(f'{clone}[{extra}]')}"
+    return f"pip install '.[{extra}]' in a clone of Stoker"
