@@ -34,7 +34,7 @@ from stoker.engine.gpu.step import Step
 from stoker.engine.gpu.weights import LayerWeights, StepWeights
 from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.config import ModelConfig
-from stoker.model.dflash import SLIDING, DFlashConfig
+from stoker.model.dflash_config import SLIDING, DFlashConfig
 from stoker.ops.attention import SPLIT
 
 DFlashPart = tuple[DFlashConfig, DFlashWeights]

@@ -12,7 +12,7 @@ from torch import Tensor
 from stoker.engine.gpu.dflash import DFlashLayerWeights, DFlashWeights
 from stoker.engine.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MoeLayer, MtpWeights, StepWeights
 from stoker.model.config import FULL, LINEAR, DeltaConfig, ModelConfig, MoeConfig
-from stoker.model.dflash import SLIDING, DFlashConfig
+from stoker.model.dflash_config import SLIDING, DFlashConfig
 from stoker.ops.packed import Kind, PackedWeight, pack_bf16
 from stoker.ops.rope import rope_table
 from stoker.ops.triton.attention import AttentionWeights

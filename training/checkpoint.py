@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.dflash import DFlash, DFlashConfig
+from stoker.model.dflash import DFlash
+from stoker.model.dflash_config import DFlashConfig
 from stoker.model.load import load_drafter, load_model
 from stoker.ops.linear import as_tensor
 

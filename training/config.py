@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.model.config import ModelConfig
-from stoker.model.dflash import DFlashConfig
+from stoker.model.dflash_config import DFlashConfig
 
 LIMIT = 24 * 2**20  # bytes in the repository
 RESERVED = 16  # ids at the end of the vocabulary: special tokens, then the drafter's mask as the last

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from stoker.model.dflash import SLIDING, DFlashConfig
+from stoker.model.dflash_config import SLIDING, DFlashConfig
 from training.layers import Attention, Keys, Linear, RMSNorm, Rope, SwiGlu, rope_table
 
 

@@ -3,9 +3,32 @@
 The CLI prints these without a traceback and exits with 2; anything else is a bug and keeps its traceback.
 """
 
+import unicodedata
+
+
+def visible(text: str, keep: str = "\n") -> str:
+    """`text` with every character that a terminal obeys, or that cannot be printed, as an escape such as \\x1b.
+
+    Names and values out of files end up in messages: control and format characters (writing direction included),
+    halves of surrogate pairs, and line breaks other than those in `keep`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if c not in keep and unicodedata.category(c) in _OBEYED else c for c in text)
+
+
+_OBEYED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
 
 class StokerError(Exception):
-    """Base of all mistakes a user can mend."""
+    """Base of all mistakes a user can mend. Its message is safe to print."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(visible(message))
 
 
 class ConfigError(StokerError):

@@ -1,6 +1,7 @@
 """A checkpoint in any storage format computes exactly what its dequantised values compute."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,25 @@ from stoker.weights.checkpoint import INDEX, Checkpoint
 from stoker.weights.formats import format_class
 from stoker.weights.formats.int4 import Int4
 from tests.model.forward import new_cache, run_chunks
-from tests.weights.situations import bf16, intel_int4, nvfp4_compressed_tensors, nvfp4_modelopt, qwen_fp8, rewrite
+from tests.weights.situations import (
+    bf16,
+    int4_compressed_tensors,
+    intel_int4,
+    nvfp4_compressed_tensors,
+    nvfp4_modelopt,
+    qwen_fp8,
+    qwen_gptq,
+    rewrite,
+)
 
 SITUATIONS: dict[str, Callable[..., None]] = {
     "int4-g32": intel_int4,
     "fp8-b128": qwen_fp8,
     "nvfp4-modelopt": nvfp4_modelopt,
     "nvfp4-ct": nvfp4_compressed_tensors,
+    "int4-g64": partial(qwen_gptq, group=64),
+    "int4-ct-g32": int4_compressed_tensors,
+    "int4-ct-row": partial(int4_compressed_tensors, group=None),
 }
 TOKENS = torch.randint(0, 512, (90,), generator=torch.Generator().manual_seed(5)).tolist()
 

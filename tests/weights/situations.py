@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.formats.base import WeightFormat
-from stoker.weights.formats.fp8 import Fp8Block
-from stoker.weights.formats.int4 import Int4
+from stoker.weights.formats.fp8 import Fp8Block, Fp8Row
+from stoker.weights.formats.int4 import Int4, pack_nibbles
+from stoker.weights.formats.int4_ct import Int4Ct
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 
 MTP_TENSORS = 41
@@ -177,6 +178,77 @@ def nvfp4_compressed_tensors(directory: Path, *, seed: int = 0, vision: bool = T
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }
     _write(directory, config_of(vision) | {"quantization_config": quantization}, _parted(quantised)[0])
+
+
+def qwen_gptq(directory: Path, *, group: int = 32, seed: int = 0, vision: bool = True) -> None:
+    """Qwen's own GPTQ-Int4: only routed experts are INT4, with g_idx; `dynamic` lists head and embedding with {}."""
+    tensors = _weights(directory, seed, vision)
+    prefix = _prefix(vision)
+
+    def quantize(weight: Tensor) -> WeightFormat:
+        found = Int4.quantize(weight, group=group, clip_search=False)
+        return replace(found, g_idx=torch.arange(weight.shape[-1], dtype=torch.int32) // group)
+
+    quantization = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": group,
+        "desc_act": False,
+        "sym": True,
+        "lm_head": False,
+        "checkpoint_format": "gptq",
+        "dynamic": {
+            "lm_head": {},
+            f"{prefix}embed_tokens": {},
+            "-:.*attn.*": {},
+            "-:.*shared_expert.*": {},
+            "-:.*mtp.*": {},
+            "-:.*visual.*": {},
+        },
+    }
+    config = config_of(vision) | {"quantization_config": quantization}
+    _write(directory, config, _quantised(tensors, f"{prefix}layers", EXPERT, quantize))
+
+
+def int4_compressed_tensors(directory: Path, *, group: int | None = 32, seed: int = 0, vision: bool = True) -> None:
+    """llm-compressor's W4A16 (pack-quantized), by group or by channel (None); attention in a second group, of FP8."""
+    tensors = _weights(directory, seed, vision)
+    prefix = f"{_prefix(vision)}layers"
+    tensors = _quantised(tensors, prefix, EXPERT, lambda weight: pack_quantized(weight, group))
+    tensors = _quantised(tensors, prefix, ATTENTION, fp8_row)
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "ignore": [
+            "lm_head",
+            "re:.*linear_attn.*",
+            "re:.*shared_expert.*",
+            "re:.*mlp.gate$",
+            "re:.*visual.*",
+            "re:mtp.*",
+        ],
+        "config_groups": {
+            "group_0": {"targets": ["re:.*mlp.experts.*", "Linear"], "weights": weights | {"group_size": group}},
+            "group_1": {"targets": ["re:.*self_attn.[qk]_proj", "re:.*self_attn.[vo]_proj"], "weights": fp8},
+        },
+    }
+    _write(directory, config_of(vision) | {"quantization_config": quantization}, tensors)
+
+
+def pack_quantized(weight: Tensor, group: int | None) -> Int4Ct:
+    """Symmetric round to nearest, by hand."""
+    groups = weight.unflatten(-1, (-1, group or weight.shape[-1]))
+    scale = (groups.abs().amax(-1) / 7.5).bfloat16()
+    codes = (groups / scale.float().unsqueeze(-1)).round().clamp(-8, 7).flatten(-2) + 8
+    words = pack_nibbles(codes.to(torch.uint8).T).T.contiguous()
+    return Int4Ct(words, scale, torch.tensor(weight.shape))
+
+
+def fp8_row(weight: Tensor) -> Fp8Row:
+    scale = (weight.abs().amax(-1, keepdim=True) / 440).bfloat16()
+    return Fp8Row((weight / scale.float()).to(torch.float8_e4m3fn), scale)
 
 
 def shard_cut_short(directory: Path, *, missing: int = 64, **options: Any) -> Broken:

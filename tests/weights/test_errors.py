@@ -18,7 +18,7 @@ from stoker.demo.random_checkpoint import (
     write_random_drafter,
 )
 from stoker.errors import CheckpointError, ConfigError, StokerError
-from stoker.model.dflash import DFlashConfig
+from stoker.model.dflash_config import DFlashConfig
 from stoker.model.load import load_model
 from stoker.weights.checkpoint import INDEX
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.dflash import DFlash, DFlashConfig
+from stoker.model.dflash import DFlash
+from stoker.model.dflash_config import DFlashConfig
 from stoker.weights.checkpoint import INDEX
 
 

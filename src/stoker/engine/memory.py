@@ -17,7 +17,7 @@ from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.model.cache import PAGE_SIZE, Cache, KVPages, Snapshots
 from stoker.model.config import ModelConfig
-from stoker.model.dflash import DFlashConfig
+from stoker.model.dflash_config import DFlashConfig
 
 _KV = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
 

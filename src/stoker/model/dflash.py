@@ -5,104 +5,16 @@ token, from which every draft layer takes keys and values once. A block of [last
 that context and to itself; row j guesses the token at its own position. The trunk lends embedding and head.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from stoker.errors import ConfigError
 from stoker.model.attention import Attention, Rope
 from stoker.model.batch import Batch
 from stoker.model.cache import KVPages
-from stoker.model.config import FULL, Fields, ModelConfig, rope_of
+from stoker.model.dflash_config import SLIDING, DFlashConfig
 from stoker.model.layers import DenseMlp, Fused, Linear, RMSNorm
 from stoker.ops.attention import QueryTiles
 from stoker.ops.rope import rope_table
-from stoker.weights.json_file import read_json
-
-SLIDING = "sliding_attention"
-
-
-@dataclass(frozen=True)
-class DFlashConfig:
-    hidden_size: int
-    layer_types: tuple[str, ...]
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    vocab_size: int
-    sliding_window: int
-    block_size: int
-    mask_token_id: int
-    taps: tuple[int, ...]  # 0-based trunk layers whose output is read
-    causal: bool | None  # inside the block; None: sliding layers are causal, full layers are not
-
-    @classmethod
-    def load(cls, directory: Path) -> "DFlashConfig":
-        path = directory / "config.json"
-        return cls.from_dict(read_json(path), where=str(path))
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any], where: str = "config.json") -> "DFlashConfig":
-        fields = Fields(raw, where)
-        own = fields.object("dflash_config")
-        theta, partial = rope_of(fields)
-        for name, found, supported in (
-            ("partial_rotary_factor", partial, 1.0),
-            ("hidden_act", fields.get("hidden_act", "silu"), "silu"),
-            ("attention_bias", fields.get("attention_bias", False), False),
-        ):
-            if found != supported:
-                raise ConfigError(f"{where}: {name} is {found!r}; Stoker computes drafters only with {supported!r}.")
-        vocab, mask = fields.integer("vocab_size"), own.integer("mask_token_id", minimum=0)
-        if mask >= vocab:
-            raise ConfigError(f"{where}: mask_token_id {mask} is outside the vocabulary of {vocab}.")
-        causal = fields.get("is_causal", own.get("causal"))
-        if causal not in (None, True, False):
-            raise ConfigError(f"{where}: causal is {causal!r}, expected true or false.")
-        return cls(
-            hidden_size=fields.integer("hidden_size"),
-            layer_types=_layer_types(fields),
-            num_heads=fields.integer("num_attention_heads"),
-            num_kv_heads=fields.integer("num_key_value_heads"),
-            head_dim=fields.integer("head_dim"),
-            intermediate_size=fields.integer("intermediate_size"),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            rope_theta=theta,
-            vocab_size=vocab,
-            sliding_window=fields.integer("sliding_window", 0, minimum=0),
-            block_size=own.integer("block_size"),
-            mask_token_id=mask,
-            taps=own.integers("target_layer_ids"),
-            causal=causal,
-        )
-
-    def check_fits(self, trunk: ModelConfig) -> None:
-        """A drafter works with the one trunk it was made for."""
-        if (self.hidden_size, self.vocab_size) != (trunk.hidden_size, trunk.vocab_size):
-            raise ConfigError(
-                f"the drafter has hidden_size {self.hidden_size} and vocab_size {self.vocab_size}, the model "
-                f"{trunk.hidden_size} and {trunk.vocab_size}: it belongs to another model."
-            )
-        if max(self.taps) >= trunk.num_layers:
-            raise ConfigError(
-                f"the drafter reads layer {max(self.taps)} (target_layer_ids), the model has {trunk.num_layers} layers."
-            )
-
-
-def _layer_types(fields: Fields) -> tuple[str, ...]:
-    layers = fields.integer("num_hidden_layers")
-    kinds = fields.get("layer_types", [FULL] * layers)
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise fields.error("layer_types", f"{layers} entries of {FULL} or {SLIDING}")
-    if SLIDING in kinds and not fields.get("sliding_window"):
-        raise ConfigError(f"{fields.where}: layer_types names {SLIDING} but sliding_window is missing.")
-    return tuple(kinds)
 
 
 class DFlashLayer(nn.Module):

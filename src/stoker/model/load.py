@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from stoker.errors import CheckpointError
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
-from stoker.model.dflash import DFlash, DFlashConfig
+from stoker.model.dflash import DFlash
+from stoker.model.dflash_config import DFlashConfig
 from stoker.model.experts import Experts
 from stoker.model.layers import Linear, RMSNorm
 from stoker.ops.dispatch import REFERENCES_ONLY
@@ -19,6 +20,7 @@ from stoker.ops.linear import Weight
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.formats import format_class
 from stoker.weights.formats.base import WeightFormat
+from stoker.weights.formats.int4_ct import Int4Ct
 from stoker.weights.formats.joined import Joined
 from stoker.weights.formats.layout import PLAIN_FORMATS
 from stoker.weights.formats.rules import LayerFormat
@@ -139,14 +141,22 @@ def _fill(
     ):
         if values.data_ptr() != places[info.name].data_ptr():
             places[info.name].copy_(values)
+    places.clear()  # what is laid out anew below must be the last to hold its tensors
     weights: dict[str, Weight] = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in plain.items()}
-    for name, bands in packed.items():
+    for name in list(packed):
         parts = [
-            format_class(layers[0].format).from_tensors(tensors, str(checkpoint.directory / layers[0].name))
-            for layers, tensors in zip(sources[name].bands, bands, strict=True)
+            _for_kernels(
+                format_class(layers[0].format).from_tensors(tensors, str(checkpoint.directory / layers[0].name))
+            )
+            for layers, tensors in zip(sources[name].bands, packed.pop(name), strict=True)
         ]
         weights[name] = parts[0] if len(parts) == 1 else Joined(tuple(parts))
     _hang(module, weights, sources, checkpoint)
+
+
+def _for_kernels(weight: WeightFormat) -> WeightFormat:
+    """compressed-tensors' INT4 in the order that all kernels read, where its scales allow; else as it is."""
+    return weight.in_gptq_order() or weight if isinstance(weight, Int4Ct) else weight
 
 
 def _place_plain(

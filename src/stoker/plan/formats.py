@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 PLAIN = {"bf16": 2, "fp16": 2, "fp32": 4}
 GGUF = "gguf:"
 # bits of a weight without its scales: what "lower-bit" means where formats are compared
-BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8-row": 8, "fp8-b128": 8, "fp8-tensor": 8,
+BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8-row": 8, "fp8-b128": 8, "fp8-row": 8, "fp8-tensor": 8,
         "nvfp4": 4, "mxfp4": 4, "int4-g128": 4, "int4-g64": 4, "int4-g32": 4}  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def fits(format_name: str, shape: Shape) -> bool:
 
 
 def _matrix_bytes(format_name: str, rows: int, columns: int) -> int:
-    if format_name == "int8-row":  # and an fp32 scale per row
+    if format_name in ("int8-row", "fp8-row"):  # and an fp32 scale per row
         return rows * columns + rows * 4
     if format_name == "fp8-tensor":
         return rows * columns + 4

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import CheckpointError
+from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.formats.rules import FormatTable, formats_in
 from stoker.weights.header import TensorInfo, read_header
 from stoker.weights.json_file import read_json
@@ -51,7 +52,11 @@ class Checkpoint:
         if table.errors:
             first, count = table.errors[0], len(table.errors)
             place = self.tensors[first.tensor].file if first.tensor in self.tensors else self.directory / first.tensor
-            raise CheckpointError(f"{place}: {first}" + (f" ({count} such layers.)" if count > 1 else ""))
+            raise CheckpointError(
+                f"{place}: {first}"
+                + (f" ({count} such layers.)" if count > 1 else "")
+                + (f" {INSTEAD}" if first.unread else "")
+            )
         return table
 
     def names(self, prefix: str) -> list[str]:
@@ -82,6 +87,8 @@ def _refuse_empty(directory: Path) -> None:
             f"{directory} holds pickle weights ({pickles[0]}), which can run code when opened; Stoker reads only "
             "*.safetensors. Fetch the safetensors files of this model or convert it with transformers' save_pretrained."
         )
+    if gguf := sorted(path.name for path in directory.glob("*.gguf")):
+        raise CheckpointError(f"{directory} holds a GGUF file ({gguf[0]}), which llama.cpp reads. {INSTEAD}")
     raise CheckpointError(f"{directory} holds no *.safetensors file; was the download finished?")
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from stoker.model.batch import Batch, Run
 from stoker.model.cache import KVPages
-from stoker.model.dflash import SLIDING, DFlash, DFlashConfig
+from stoker.model.dflash import DFlash
+from stoker.model.dflash_config import SLIDING, DFlashConfig
 from stoker.ops.family import Family
 from tests.engine.gpu.test_step import model
 

@@ -6,8 +6,9 @@ The vectors in the other files hold without any package; these say that the pack
 import pytest
 import torch
 
-from stoker.weights.formats.fp8 import Fp8Block
+from stoker.weights.formats.fp8 import Fp8Block, Fp8Row
 from stoker.weights.formats.int4 import Int4
+from stoker.weights.formats.int4_ct import Int4Ct
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 
@@ -108,6 +109,34 @@ class TestCompressedTensors:
         scheme = self.scheme(num_bits=8, type="int", strategy="channel", symmetric=True)
         ours = Int8Row.quantize(random_weight(33, 57))
         assert torch.equal(compressor.decompress(ours.tensors(), scheme)["weight"], ours.dequantize())
+
+    @pytest.mark.parametrize("group", [128, 64, 32, None])
+    def test_int4_pack_quantized(self, group):
+        compressor = pytest.importorskip(
+            "compressed_tensors.compressors.pack_quantized.base"
+        ).PackedQuantizationCompressor
+        strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+        scheme = self.scheme(num_bits=4, type="int", symmetric=True, **strategy)
+        w = random_weight(24, 256)
+        scale = (w.unflatten(-1, (-1, group or 256)).abs().amax(-1) / 7.5).bfloat16()
+        theirs = compressor.compress({"weight": w, "weight_scale": scale.float()}, scheme)
+        values = compressor.decompress(dict(theirs), scheme)["weight"]
+        read = Int4Ct.from_tensors({**theirs, "weight_scale": scale}, "layer")
+        assert torch.equal(read.dequantize(values.dtype), values)
+        gptq = read.in_gptq_order()
+        assert gptq is not None
+        assert torch.equal(gptq.dequantize(), read.dequantize())
+
+    def test_fp8_per_channel(self):
+        compressor = pytest.importorskip(
+            "compressed_tensors.compressors.naive_quantized.base"
+        ).FloatQuantizationCompressor
+        scheme = self.scheme(num_bits=8, type="float", strategy="channel")
+        w = random_weight(33, 57)
+        scale = w.abs().amax(-1, keepdim=True) / 448
+        theirs = compressor.compress({"weight": w, "weight_scale": scale}, scheme)
+        read = Fp8Row.from_tensors({"weight": theirs["weight"], "weight_scale": scale}, "layer")
+        assert torch.equal(compressor.decompress(theirs, scheme)["weight"], read.dequantize())
 
     @pytest.mark.parametrize("shape", [(256, 384), (300, 200)])
     def test_fp8_block(self, shape):

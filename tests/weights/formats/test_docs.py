@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "formats.md"
 
 def test_examples_in_the_docs_run():
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     exec(compile("\n".join(blocks), str(DOCS), "exec"), {})
 
 

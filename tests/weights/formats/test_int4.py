@@ -143,7 +143,7 @@ def broken(**replaced: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (broken(qzeros=torch.full((2, 1), 0x66666666)), "qzeros is torch.int64, expected I32"),
+        (broken(qzeros=torch.full((2, 1), 0x66666666)), "qzeros is I64, expected I32"),
         (broken(qzeros=torch.full((2, 1), 0x66666666, dtype=torch.int32)), "asymmetric INT4"),
         (broken(qzeros=torch.full((2, 1), 0x88888888 - 2**32, dtype=torch.int32)), "gptq_v2"),
         (broken(qzeros=torch.full((2, 2), QZEROS, dtype=torch.int32)), r"shape \[2, 2\], expected \[2, 1\]"),

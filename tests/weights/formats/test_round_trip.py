@@ -12,6 +12,7 @@ from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 from stoker.weights.formats.plain import Plain
 from stoker.weights.formats.rules import format_of
+from tests.weights.situations import fp8_row, pack_quantized
 
 
 def weight(*shape: int) -> torch.Tensor:
@@ -29,8 +30,13 @@ EXAMPLES: dict[str, WeightFormat] = {
     "int4-g128": Int4.quantize(weight(24, 384)),
     "int4-g64": Int4.quantize(weight(8, 64), group=64),
     "int4-g32": Int4.quantize(weight(16, 96), group=32, scale_rounding="fp16+bf16"),
+    "int4-ct-g128": pack_quantized(weight(24, 384), 128),
+    "int4-ct-g64": pack_quantized(weight(24, 384), 64),
+    "int4-ct-g32": pack_quantized(weight(3, 96), 32),
+    "int4-ct-row": pack_quantized(weight(3, 96), None),
     "int8-row": Int8Row.quantize(weight(11, 13)),
     "fp8-b128": Fp8Block.quantize(weight(130, 257)),
+    "fp8-row": fp8_row(weight(3, 5)),
     "fp8-tensor": Fp8Tensor(weight(3, 5).to(torch.float8_e4m3fn), torch.tensor(0.3), torch.tensor(0.1)),
     "nvfp4-ct": Nvfp4.quantize(weight(3, 48)),
     "nvfp4-modelopt": Nvfp4ModelOpt.quantize(weight(3, 48)),

@@ -296,9 +296,9 @@ def test_an_unquantised_checkpoint_needs_no_config_and_a_quantised_one_gets_a_no
             {
                 "a.weight_packed": ("I32", (64, 32)),
                 "a.weight_scale": ("BF16", (64, 2)),
-                "a.weight_shape": ("I64", (2,)),
+                "a.weight_zero_point": ("I32", (8, 2)),
             },
-            "pack-quantized integer form",
+            "weight_zero_point makes this asymmetric INT4",
         ),
         ({**fp8("a"), "a.weight_scale_inv": ("BF16", (2, 2))}, r"expected \[1, 2\]"),
         ({**nvfp4_ct("a"), "a.weight_packed": ("I8", (64, 128))}, "weight_packed is I8, expected U8"),
@@ -331,7 +331,7 @@ def test_config_that_contradicts_the_headers(change, sentence):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes; Stoker knows auto-round, gptq"),
+        ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes; Stoker reads auto-round, gptq"),
         ({"bits": 4}, "quant_method missing"),
         ({**AUTO_ROUND, "extra_config": ["lm_head"]}, "extra_config is .* expected an object"),
         ({"quant_method": "gptq", "dynamic": {"-:(": {}}}, "no valid pattern"),

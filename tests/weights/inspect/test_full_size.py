@@ -66,8 +66,8 @@ def test_only_headers_and_small_samples_are_read(report: Inspection) -> None:
 
 
 def test_the_only_thing_wrong_with_it_is_that_it_is_hollow(report: Inspection) -> None:
-    (error,) = report.errors
-    assert error.message.startswith("785 of 785 MTP tensors are constant")
+    (error,) = report.errors  # zero is a legal offset of its 7 norms
+    assert error.message.startswith("778 of 785 MTP tensors are constant")
     assert report.mtp.complete
     assert report.mtp.sane is False
 

@@ -190,3 +190,29 @@ def test_a_head_cut_short_is_neither_complete_nor_read_past_its_end(intel: Path,
     report = inspect(directory)
     assert (report.mtp.present, report.mtp.complete, report.mtp.sane) == (True, False, True)
     assert [error.message.split(":")[0] for error in report.errors] == [f"{situations.EXTRA} is cut short"]
+
+
+def test_a_fresh_norm_is_sane_because_its_offset_is_zero(intel: Path, tmp_path: Path) -> None:
+    directory = copy(intel, tmp_path)
+    for name in ("mtp.norm.weight", "mtp.layers.0.self_attn.q_norm.weight"):
+        rewrite(directory / situations.EXTRA, spoil(name, torch.zeros_like))
+    report = inspect(directory)
+    assert not report.errors
+    assert report.mtp.sane
+
+
+def test_one_small_trunk_layer_does_not_condemn_the_head(intel: Path, tmp_path: Path) -> None:
+    """The trunk has one attention layer alone; that it is 40 times smaller says nothing about the head."""
+    directory = copy(intel, tmp_path)
+    kind = "self_attn.o_proj.scales"
+
+    def shrink(tensors: Tensors) -> None:
+        for name in tensors:
+            if name.endswith(kind):
+                tensors[name] = tensors[name] / 40
+
+    for file in directory.glob("model-*.safetensors"):
+        rewrite(file, shrink)
+    report = inspect(directory)
+    assert not report.errors
+    assert report.mtp.sane

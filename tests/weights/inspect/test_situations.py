@@ -98,7 +98,9 @@ def test_a_zeroed_mtp_head_is_not_sane(tmp_path: Path) -> None:
     report = inspect(tmp_path)
     assert (report.mtp.complete, report.mtp.sane) == (True, False)
     (error,) = report.errors
-    assert error.message == "41 of 41 MTP tensors are constant where sampled, first mtp.fc.weight (0)."
+    assert (
+        error.message == "34 of 41 MTP tensors are constant where sampled, first mtp.fc.weight (0)."
+    )  # zero norms are legal
     assert error.file == situations.EXTRA_NVFP4
     assert "--mtp" in error.fix
 

@@ -15,7 +15,8 @@ from stoker.engine.gpu.state import Bucket, StepInputs, cut_partials
 from stoker.engine.gpu.step import Step
 from stoker.engine.gpu.weights import StepWeights, pack, scale_of
 from stoker.model.cache import PAGE_SIZE
-from stoker.model.dflash import SLIDING, DFlash, DFlashConfig, DFlashLayer
+from stoker.model.dflash import DFlash, DFlashLayer
+from stoker.model.dflash_config import SLIDING, DFlashConfig
 from stoker.ops.int4_linear import UNIT
 from stoker.ops.packed import PackedWeight
 from stoker.ops.rope import rope_table

@@ -17,7 +17,7 @@ from stoker.engine.gpu.weights import StepWeights
 from stoker.model.batch import Batch
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.config import ModelConfig
-from stoker.model.dflash import DFlashConfig
+from stoker.model.dflash_config import DFlashConfig
 from stoker.ops.int4_linear import MAX_TOKENS
 from stoker.speculate.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn

@@ -34,7 +34,7 @@ from stoker.engine.request import Sequence as Request
 from stoker.engine.scheduler import Scheduler
 from stoker.model.cache import FP8, PAGE_SIZE
 from stoker.model.config import ModelConfig
-from stoker.model.dflash import DFlashConfig
+from stoker.model.dflash_config import DFlashConfig
 from stoker.speculate.sampler import Row, choose
 
 Network = MtpDrafter | DFlashDrafter

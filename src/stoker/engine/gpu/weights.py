@@ -22,8 +22,9 @@ from stoker.ops.triton.attention import AttentionWeights
 from stoker.ops.triton.deltanet import DeltaWeights
 from stoker.ops.triton.rows import MtpNorms
 from stoker.weights.formats.base import WeightFormat
-from stoker.weights.formats.fp8 import Fp8Block
+from stoker.weights.formats.fp8 import Fp8Block, Fp8Row
 from stoker.weights.formats.int4 import Int4
+from stoker.weights.formats.int4_ct import Int4Ct
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.joined import Joined
 from stoker.weights.formats.nvfp4 import Nvfp4
@@ -159,6 +160,16 @@ def _packed(weight: Weight) -> PackedWeight:
         case Nvfp4():
             factor = (1.0 / weight.weight_global_scale).expand(weight.weight_packed.shape[:-1])
             return pack_nvfp4(weight.weight_packed, weight.weight_scale, factor)
+        case Fp8Row():
+            raise ConfigError(
+                "the GPU kernels read FP8 with scales per 128x128 block, and this checkpoint has one per row: use the "
+                "model's FP8 release with weight_block_size [128, 128], or stoker build --quantize fp8 from BF16."
+            )
+        case Int4Ct():
+            raise ConfigError(
+                "the GPU kernels read INT4 with fp16 scales, and this checkpoint has scales that fp16 cannot hold: use "
+                "an AutoRound or GPTQ release, or stoker build --quantize int4 from BF16."
+            )
     raise ConfigError(f"the GPU kernels do not read {type(weight).__name__} beside other formats.")
 
 

@@ -45,16 +45,17 @@ def dequantized(rows: Rows, block: int, dtype: torch.dtype | None = None) -> Ite
     """Blocks of rows as [n, in]; plain layers keep their own dtype unless another is asked for."""
     step = max(FP8_BLOCK, block // rows.columns // FP8_BLOCK * FP8_BLOCK)
     cls = format_class(rows.layer.format)
-    if rows.layer.format.startswith("int4"):  # packed along the inputs: a block of outputs lies all over the file
+    if rows.layer.format.startswith("int4-g"):  # packed along the inputs: a block of outputs lies all over the file
         packed = {suffix: read_tensor(_matrix(info, rows)) for suffix, info in rows.tensors.items()}
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
-        if rows.layer.format.startswith("int4"):
+        if rows.layer.format.startswith("int4-g"):
             tensors = {suffix: _columns(suffix, tensor, start, stop) for suffix, tensor in packed.items()}
         else:
             tensors = {
                 suffix: read_tensor(_slice(suffix, _matrix(info, rows), rows, start, stop))
                 for suffix, info in rows.tensors.items()
+                if suffix != "weight_shape"  # of the whole weight
             }
         weight = cls.from_tensors(tensors, rows.where)
         yield weight.dequantize(dtype or (torch.float32 if len(tensors) > 1 else tensors["weight"].dtype))

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.errors import CheckpointError
+from stoker.errors import CheckpointError, ConfigError
 from stoker.model.config import ModelConfig
+from stoker.model.dflash_config import DFlashConfig
 from stoker.weights.build.plan import COPIED
 from stoker.weights.build.recipe import Recipe
 from stoker.weights.build.sources import Source
@@ -41,24 +42,20 @@ def _unit(source: Source, name: str, shape: Shape, layer: LayerFormat, recipe: R
 
 
 def _expected(raw: dict[str, Any], trunk: ModelConfig, where: str) -> dict[str, Shape]:
-    hidden, layers = _integer(raw, "hidden_size", where), _integer(raw, "num_hidden_layers", where)
-    heads, keys = _integer(raw, "num_attention_heads", where), _integer(raw, "num_key_value_heads", where)
-    size, wide = _integer(raw, "head_dim", where), _integer(raw, "intermediate_size", where)
-    own = raw.get("dflash_config")
-    taps = own.get("target_layer_ids") if isinstance(own, dict) else None
-    if not isinstance(taps, list) or not taps or not all(type(tap) is int for tap in taps):
-        raise CheckpointError(f"{where}/config.json has no dflash_config.target_layer_ids: it is no DFlash drafter.")
-    for field, found, asked in (
-        ("hidden_size", hidden, trunk.hidden_size),
-        ("vocab_size", raw.get("vocab_size"), trunk.vocab_size),
-        ("num_target_layers", raw.get("num_target_layers", trunk.num_layers), trunk.num_layers),
-    ):
-        if found != asked:
-            raise CheckpointError(
-                f"{where}/config.json: {field} is {found}, the base has {asked}: the drafter belongs to another model."
-            )
-    if max(taps) >= trunk.num_layers:
-        raise CheckpointError(f"{where} reads layer {max(taps)} of the trunk, which has {trunk.num_layers} layers.")
+    if not isinstance(raw.get("dflash_config"), dict):
+        raise CheckpointError(f"{where}/config.json has no dflash_config: it is no DFlash drafter.")
+    config = DFlashConfig.from_dict(raw, f"{where}/config.json")
+    try:
+        config.check_fits(trunk)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}/config.json: {error}") from None
+    if (found := raw.get("num_target_layers", trunk.num_layers)) != trunk.num_layers:
+        raise CheckpointError(
+            f"{where}/config.json: num_target_layers is {found}, the base has {trunk.num_layers}: "
+            "the drafter belongs to another model."
+        )
+    hidden, heads, keys = config.hidden_size, config.num_heads, config.num_kv_heads
+    size, wide, taps = config.head_dim, config.intermediate_size, config.taps
     shapes: dict[str, Shape] = {
         "fc.weight": (hidden, len(taps) * hidden),
         "hidden_norm.weight": (hidden,),
@@ -77,11 +74,6 @@ def _expected(raw: dict[str, Any], trunk: ModelConfig, where: str) -> dict[str, 
         "mlp.up_proj": (wide, hidden),
         "mlp.down_proj": (hidden, wide),
     }
-    return shapes | {f"layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in layer.items()}
-
-
-def _integer(raw: dict[str, Any], field: str, where: str) -> int:
-    value = raw.get(field)
-    if type(value) is not int or value < 1:
-        raise CheckpointError(f"{where}/config.json: {field} is {value!r}, expected a whole number of at least 1.")
-    return value
+    return shapes | {
+        f"layers.{i}.{name}.weight": shape for i in range(len(config.layer_types)) for name, shape in layer.items()
+    }

@@ -1,6 +1,6 @@
-"""FP8 E4M3 weights, scaled per 128x128 block (Qwen) or per tensor (ModelOpt).
+"""FP8 E4M3 weights, scaled per 128x128 block (Qwen), per tensor (ModelOpt) or per row (compressed-tensors).
 
-Both scales multiply; the "inv" in `weight_scale_inv` is a name only.
+All scales multiply; the "inv" in `weight_scale_inv` is a name only.
 """
 
 from __future__ import annotations
@@ -71,6 +71,23 @@ class Fp8Tensor(WeightFormat):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         w = self.weight.float()
         return w.mul_(self.weight_scale.reshape(*w.shape[:-2], 1, 1)).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Row(WeightFormat):
+    """w[o, i] = weight[o, i] * weight_scale[o]: compressed-tensors' float-quantized, one scale per channel."""
+
+    weight: Tensor  # [.., out, in] float8_e4m3fn
+    weight_scale: Tensor  # [.., out, 1] or [.., out] bf16, fp16 or fp32
+
+    CHECK: ClassVar[layout.Check] = staticmethod(layout.fp8_row)
+
+    def check_values(self, where: str) -> None:
+        expect_finite(self.weight_scale, "weight_scale", where)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        scale = self.weight_scale.float().reshape(*self.weight.shape[:-1], 1)  # [.., out, 1]
+        return self.weight.float().mul_(scale).to(dtype)
 
 
 def _spread(scale: Tensor, n_out: int, n_in: int) -> Tensor:

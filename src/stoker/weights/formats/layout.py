@@ -18,13 +18,23 @@ Parts = Mapping[str, tuple[str, Shape]]  # suffix ("qweight", "weight_scale", ..
 PLAIN_FORMATS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 SUFFIXES = (
     "weight", "weight_scale_inv", "weight_scale", "weight_scale_2", "input_scale",
-    "weight_packed", "weight_global_scale", "input_global_scale", "weight_shape", "weight_zero_point",
+    "weight_packed", "weight_global_scale", "input_global_scale", "weight_shape", "weight_zero_point", "weight_g_idx",
     "qweight", "qzeros", "scales", "g_idx",
 )  # fmt: skip
 
 INT4_GROUPS = (128, 64, 32)
 FP8_BLOCK = 128
 NVFP4_GROUP = 16
+
+
+INSTEAD = (
+    "Use a release of this model in BF16, FP8, GPTQ or AutoRound INT4, compressed-tensors INT4 or NVFP4, or make one "
+    "from BF16: stoker build --base BF16_DIR --quantize int4 --out NEW."
+)
+
+
+class UnreadFormat(CheckpointError):
+    """The files are whole, in a format that Stoker does not read: fetching them again does not help."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +50,7 @@ def identify(parts: Parts, where: str) -> Layout:
     if "qweight" in parts:
         return int4(parts, where)
     if "weight_packed" in parts:
-        if parts["weight_packed"][0] == "I32":
-            raise CheckpointError(
-                f"{where}: weight_packed {_shown(parts['weight_packed'])} is compressed-tensors' pack-quantized "
-                f"integer form; Stoker reads INT4 as AutoRound and GPTQ write it (qweight + scales + qzeros)."
-            )
-        return nvfp4_ct(parts, where)
+        return int4_ct(parts, where) if parts["weight_packed"][0] == "I32" else nvfp4_ct(parts, where)
     if "weight" not in parts:
         raise CheckpointError(f"{where} has {_listed(parts)} but no weight: what they scale is missing.")
     dtype = parts["weight"][0]
@@ -56,8 +61,14 @@ def identify(parts: Parts, where: str) -> Layout:
     if dtype == "I8":
         return int8_row(parts, where)
     if dtype == "F8_E4M3":
-        return fp8_tensor(parts, where) if "weight_scale" in parts else fp8_block(parts, where)
-    raise CheckpointError(
+        if "weight_scale" not in parts:
+            return fp8_block(parts, where)
+        shape, scale = parts["weight"][1], parts["weight_scale"][1]
+        per_row = (
+            len(shape) > 1 and scale in ((*shape[:-1], 1), shape[:-1]) and scale not in (shape[:-2], (*shape[:-2], 1))
+        )
+        return fp8_row(parts, where) if per_row else fp8_tensor(parts, where)
+    raise UnreadFormat(
         f"{where}: {_listed(parts)} is no form Stoker reads: BF16, F16 and F32 stand alone, F8_E4M3, I8 and "
         f"4-bit weights have their scales beside them."
     )
@@ -78,12 +89,12 @@ def int4(parts: Parts, where: str) -> Layout:
     *_, groups, scale_out = _at_least_2d(parts, where, "scales")
     n_in = words * 8
     if scale_out == n_out * 8:
-        raise CheckpointError(
+        raise UnreadFormat(
             f"{where}: qweight {_shown(parts['qweight'])} beside scales {_shown(parts['scales'])} is packed "
             f"along the outputs, as AWQ does; Stoker reads the GPTQ order, [in/8, out]."
         )
     if n_in % groups or n_in // groups not in INT4_GROUPS:
-        raise CheckpointError(
+        raise UnreadFormat(
             f"{where}: {n_in} inputs in {groups} groups are {n_in / groups:g} inputs per group; "
             f"Stoker reads INT4 in whole groups of 128, 64 or 32."
         )
@@ -99,6 +110,32 @@ def int4(parts: Parts, where: str) -> Layout:
         _expect_dtype(parts, where, "g_idx", ("I32",))
         _expect_shape(parts, where, "g_idx", (*lead, n_in))
     return Layout(f"int4-g{n_in // groups}", (*lead, n_out, n_in))
+
+
+def int4_ct(parts: Parts, where: str) -> Layout:
+    """compressed-tensors' pack-quantized: the codes of `int4`, rows and columns as in the weight itself."""
+    if "weight_zero_point" in parts:
+        raise UnreadFormat(f"{where}: weight_zero_point makes this asymmetric INT4; Stoker reads symmetric INT4 only.")
+    if "weight_g_idx" in parts:
+        raise UnreadFormat(
+            f"{where}: weight_g_idx reorders the inputs (actorder group); Stoker reads consecutive inputs only."
+        )
+    _expect_only(parts, where, "INT4 (pack-quantized)", ("weight_packed", "weight_scale"), optional=("weight_shape",))
+    _expect_dtype(parts, where, "weight_scale", ("BF16", "F16", "F32"))
+    *lead, n_out, words = _at_least_2d(parts, where, "weight_packed")
+    n_in, groups = words * 8, _at_least_2d(parts, where, "weight_scale")[-1]
+    if (groups > 1 and (n_in % groups or n_in // groups not in INT4_GROUPS)) or n_in % INT4_GROUPS[-1]:
+        raise UnreadFormat(
+            f"{where}: weight_packed {_shown(parts['weight_packed'])} beside weight_scale "
+            f"{_shown(parts['weight_scale'])} would be {n_in} inputs in {groups} groups of {n_in / groups:g}; Stoker "
+            f"reads INT4 in whole groups of 128, 64 or 32 or with one scale per row."
+        )
+    _expect_shape(parts, where, "weight_scale", (*lead, n_out, groups))
+    if "weight_shape" in parts:
+        _expect_dtype(parts, where, "weight_shape", ("I64", "I32"))
+        _expect_shape(parts, where, "weight_shape", (*lead, 2))
+    # one group of 32, 64 or 128 inputs is the same as one scale per row
+    return Layout("int4-ct-row" if groups == 1 else f"int4-ct-g{n_in // groups}", (*lead, n_out, n_in))
 
 
 def int8_row(parts: Parts, where: str) -> Layout:
@@ -128,6 +165,15 @@ def fp8_tensor(parts: Parts, where: str) -> Layout:
     _expect_scalar(parts, where, "weight_scale", shape[:-2])
     _expect_scalar(parts, where, "input_scale", shape[:-2])
     return Layout("fp8-tensor", shape)
+
+
+def fp8_row(parts: Parts, where: str) -> Layout:
+    _expect_only(parts, where, "FP8 per row", required=("weight", "weight_scale"))
+    _expect_dtype(parts, where, "weight", ("F8_E4M3",))
+    _expect_dtype(parts, where, "weight_scale", ("F32", "BF16", "F16"))
+    shape = _at_least_2d(parts, where, "weight")
+    _expect_shape(parts, where, "weight_scale", (*shape[:-1], 1), shape[:-1])
+    return Layout("fp8-row", shape)
 
 
 def nvfp4_ct(parts: Parts, where: str) -> Layout:

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import CheckpointError
+from stoker.weights.formats.layout import UnreadFormat
 
 PLAIN = "16 bit"  # any of bf16, fp16, fp32
 # Hybrid checkpoints put FP8 where an INT4 release kept 16 bit, and published ones left the config as it was.
 HYBRID = "fp8-b128"
+CT_FORMATS = (
+    "pack-quantized", "float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "mixed-precision",
+    "dense",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ def rules_of(config: Mapping[str, Any] | None) -> Rules:
     method = str(config.get("quant_method") or ("modelopt" if "quantization" in config else ""))
     method = method.replace("_", "-")
     if method not in METHODS:
-        raise CheckpointError(
-            f"quantization_config has quant_method {method or 'missing'}; Stoker knows {', '.join(METHODS)}."
+        raise UnreadFormat(
+            f"quantization_config has quant_method {method or 'missing'}; Stoker reads {', '.join(METHODS)}."
         )
     return _guarded(method, config)
 
@@ -89,18 +94,19 @@ def _auto_round(config: Mapping[str, Any]) -> Rules:
 
 def _gptq(config: Mapping[str, Any]) -> Rules:
     dynamic = _mapping(config, "dynamic")
-    patterns = [
-        (_compiled(key[2:] if key[:2] in ("+:", "-:") else key, "dynamic"), key, _mapping(dynamic, key))
-        for key in dynamic
-    ]
+    patterns = [(_compiled(key[2:] if key[:2] in ("+:", "-:") else key, "dynamic"), key) for key in dynamic]
 
     def expect(module: str) -> Expectation:
-        for pattern, key, override in patterns:  # the first match decides
-            if pattern.match(module):
-                settings = {"bits": 16} if key.startswith("-:") else {**config, **override}
-                return Expectation(_int_format(settings), f"dynamic[{key!r}]", named=True, hybrid=HYBRID)
-        if module.rpartition(".")[2] == "lm_head" and not config.get("lm_head"):
+        key = next((key for pattern, key in patterns if pattern.match(module)), None)  # the first match decides
+        # Qwen's releases list lm_head and embed_tokens with {}, which overrides nothing
+        if key is not None and (key.startswith("-:") or dynamic[key]):
+            settings = {"bits": 16} if key.startswith("-:") else {**config, **_mapping(dynamic, key)}
+            return Expectation(_int_format(settings), f"dynamic[{key!r}]", named=True, hybrid=HYBRID)
+        last = module.rpartition(".")[2]
+        if last == "lm_head" and not config.get("lm_head"):
             return Expectation(PLAIN, "lm_head false", named=False)
+        if last == "embed_tokens":
+            return Expectation(PLAIN, "GPTQ quantises linear layers, not embeddings", named=False)
         return Expectation(_int_format(config), _default_rule(config), named=False)
 
     return expect
@@ -128,6 +134,12 @@ def _fp8(config: Mapping[str, Any]) -> Rules:
 
 
 def _compressed_tensors(config: Mapping[str, Any]) -> Rules:
+    packing = config.get("format")
+    if packing and packing not in CT_FORMATS:
+        raise UnreadFormat(
+            f"quantization_config has compressed-tensors' format {str(packing)[:40]}; "
+            f"Stoker reads {', '.join(CT_FORMATS)}."
+        )
     ignore = _ct_matcher(config.get("ignore") or ())
     groups = _config_groups(config, nvfp4="nvfp4-ct")
 
@@ -220,8 +232,12 @@ def _group_format(group: Mapping[str, Any], nvfp4: str) -> str:
         return PLAIN
     if (bits, kind, weights.get("group_size")) == (4, "float", 16):
         return nvfp4
-    if (bits, kind, strategy) == (8, "float", "tensor"):
-        return "fp8-tensor"
+    if (bits, kind) == (8, "float") and strategy in ("tensor", "channel"):
+        return "fp8-tensor" if strategy == "tensor" else "fp8-row"
+    if (bits, kind, strategy, weights.get("block_structure")) == (8, "float", "block", [128, 128]):
+        return "fp8-b128"
+    if (bits, kind) == (4, "int") and weights.get("symmetric", True):
+        return "int4-ct-row" if strategy == "channel" else f"int4-ct-g{weights.get('group_size')}"
     if (bits, kind, strategy) == (8, "int", "channel") and weights.get("symmetric", True):
         return "int8-row"
     return f"{kind} {bits} bit per {strategy}"

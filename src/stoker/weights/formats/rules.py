@@ -11,7 +11,8 @@ from math import prod
 from typing import Any, Literal
 
 from stoker.errors import CheckpointError
-from stoker.weights.formats.layout import PLAIN_FORMATS, SUFFIXES, Shape, identify
+from stoker.weights.formats import FORMATS
+from stoker.weights.formats.layout import FP8_BLOCK, PLAIN_FORMATS, SUFFIXES, Parts, Shape, UnreadFormat, identify
 from stoker.weights.formats.quant_config import PLAIN, Expectation, Rules, rules_of
 from stoker.weights.header import ITEM_SIZES
 
@@ -42,10 +43,13 @@ class Finding:
     found: str
     rule: str  # of the config, empty where the headers alone are at fault
     severity: Literal["error", "note"] = "error"
+    unread: bool = False  # whole files in a format Stoker does not read
 
     def __str__(self) -> str:
         if not self.rule:
             return self.found
+        if self.unread:
+            return f"{self.tensor}: quantization_config says {self.expected} ({self.rule}), which Stoker does not read."
         return f"{self.tensor}: quantization_config says {self.expected} ({self.rule}), the file has {self.found}."
 
 
@@ -70,18 +74,18 @@ def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = N
     try:
         rules = rules_of(quantization_config)
     except CheckpointError as error:
-        findings.append(Finding("config.json", "a known quantization_config", str(error), rule=""))
+        findings.append(_failure("config.json", "a known quantization_config", error))
     for module, tensors in modules.items():
         try:
             layer = _layer(module, tensors, header)
         except CheckpointError as error:
-            findings.append(Finding(tensors[0], "a known format", str(error), rule=""))
+            findings.append(_failure(tensors[0], "a known format", error))
             continue
         layers[module] = layer
         try:
             finding = _compare(layer, rules) if rules else None
         except CheckpointError as error:
-            finding, rules = Finding("config.json", "a known quantization_config", str(error), rule=""), None
+            finding, rules = _failure("config.json", "a known quantization_config", error), None
         if finding:
             findings.append(finding)
     return FormatTable(layers, tuple(findings))
@@ -103,6 +107,10 @@ def format_of(module: str, header: Header, quantization_config: Mapping[str, Any
     return layer
 
 
+def _failure(place: str, expected: str, error: CheckpointError) -> Finding:
+    return Finding(place, expected, str(error), rule="", unread=isinstance(error, UnreadFormat))
+
+
 def split_name(tensor: str, header: Header) -> tuple[str, str]:
     """Module and suffix. A tensor with no suffix we know is a module of its own, whose weight it is."""
     module, _, suffix = tensor.rpartition(".")
@@ -122,9 +130,19 @@ def _layer(module: str, tensors: list[str], header: Header) -> LayerFormat:
             raise CheckpointError(f"{module} is stored twice, as {by_suffix[suffix]} and as {tensor}.")
         by_suffix[suffix] = tensor
     parts = {suffix: (header[tensor][0], tuple(header[tensor][1])) for suffix, tensor in by_suffix.items()}
+    # compressed-tensors names the scales of 128x128 blocks as it names all others
+    if parts.get("weight", ("",))[0] == "F8_E4M3" and _has_block_scales(parts):
+        by_suffix["weight_scale_inv"] = by_suffix.pop("weight_scale")
+        parts["weight_scale_inv"] = parts.pop("weight_scale")
     found = identify(parts, module)
     nbytes = sum(ITEM_SIZES[dtype] * prod(shape) for dtype, shape in parts.values())
     return LayerFormat(module, found.format, found.shape, by_suffix, nbytes)
+
+
+def _has_block_scales(parts: Parts) -> bool:
+    scale, shape = parts.get("weight_scale", ("", ()))[1], parts["weight"][1]
+    blocks = (*shape[:-2], *(-(-n // FP8_BLOCK) for n in shape[-2:]))
+    return len(scale) == len(shape) > 1 and scale == blocks and scale != (*shape[:-1], 1)
 
 
 def _compare(layer: LayerFormat, rules: Rules) -> Finding | None:
@@ -138,6 +156,7 @@ def _compare(layer: LayerFormat, rules: Rules) -> Finding | None:
         layer.format,
         expectation.rule,
         _severity(expectation, layer.format),
+        unread=expectation.format != PLAIN and expectation.format not in FORMATS,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from stoker.errors import StokerError
 from stoker.weights.checkpoint import INDEX, PICKLES, weight_files
+from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.groups import MTP, group_of
 from stoker.weights.header import ITEM_SIZES, MAX_HEADER, TensorInfo
 from stoker.weights.json_file import read_json
@@ -258,6 +259,9 @@ def _no_weights(directory: Path, pickles: list[str]) -> Problem:
         message = f"There are only pickle weights here ({pickles[0]}), which can run code when opened."
         fix = "Fetch the safetensors files of this model, or convert it with transformers' save_pretrained."
         return Problem("error", message, pickles[0], fix=fix)
+    if gguf := sorted(path.name for path in directory.glob("*.gguf")):
+        message = f"There is a GGUF file here ({gguf[0]}), which llama.cpp reads and Stoker does not."
+        return Problem("error", message, gguf[0], fix=INSTEAD)
     return Problem("error", "There is no *.safetensors file here.", fix="Finish the download of the model.")
 
 

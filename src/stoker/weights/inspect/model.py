@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stoker.model.config import ModelConfig
 from stoker.weights.expected import Shape, expected_parameters, single_experts
-from stoker.weights.formats.layout import PLAIN_FORMATS, SUFFIXES
+from stoker.weights.formats.layout import INSTEAD, PLAIN_FORMATS, SUFFIXES
 from stoker.weights.formats.rules import Finding, FormatTable, LayerFormat
 from stoker.weights.groups import HEAD, MTP, OTHER, VISION, group_of
 from stoker.weights.inspect.files import Files, Problem
@@ -79,6 +79,7 @@ def _format_problem(found: list[Finding], files: Files) -> Problem:
     if first.severity == "error":
         more = f" ({len(found):,} layers alike.)" if len(found) > 1 else ""
         fix = f"Fetch {file} and config.json again; if it stays so, they are of different releases."
+        fix = INSTEAD if first.unread else fix
         return Problem("error", f"{first}{more}", file, tensor, fix)
     # Routers and convolutions are never quantised, and no release lists them: one sentence for all.
     groups = ", ".join(dict.fromkeys(group_of(finding.tensor) for finding in found))

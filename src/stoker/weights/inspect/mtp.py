@@ -17,7 +17,10 @@ from stoker.weights.inspect.sample import SPOTS, Values, sample
 from stoker.weights.names import EXPERTS, MTP_PREFIX
 
 SPOT, EXPERT_SPOT = 64 << 10, 4 << 10  # bytes per spot and tensor; experts are many and alike
-FACTOR = 16.0  # between the rms of an MTP matrix and of its kin; noise and forgotten scales are off by far more
+# Between the rms of an MTP matrix and of its kin in several trunk layers; layers differ, so one alone says less. Noise
+# and forgotten scales are off by more than either.
+FACTOR, FACTOR_OF_ONE = 16.0, 128.0
+KIN = 4  # trunk matrices of a kind that are sampled
 LARGEST_NORM = 1e3  # norm weights have no such kin, but none is of this size
 SMALLEST_SPOT = 16  # values; fewer may be equal by chance
 
@@ -41,11 +44,12 @@ def inspect_mtp(config: ModelConfig, wanted: Demand, files: Files, table: Format
     right = all(table.layers[module].shape == wanted.modules[module] for module in stored)
     if not stored:
         return MtpReport(False, False, None, 0, len(expected), 0)
-    kin = _Kin(config, wanted, files, table, reads)
+    kin = _Kin(wanted, files, table, reads)
+    fresh = 0.0 if config.norm_offset else 1.0  # a norm that changes nothing, as it is before training
     faults: dict[str, list[tuple[str, str]]] = {}
     for module in whole:
         spots = sample(table.layers[module], files.tensors, reads, EXPERT_SPOT if EXPERTS in module else SPOT)
-        if fault := _fault(spots, vector=len(table.layers[module].shape) < 2, like=kin.rms(module)):
+        if fault := _fault(spots, len(table.layers[module].shape) < 2, fresh, kin.range(module)):
             faults.setdefault(fault[0], []).append((module, fault[1]))
     problems = []
     for kind, found in faults.items():
@@ -68,28 +72,30 @@ def inspect_mtp(config: ModelConfig, wanted: Demand, files: Files, table: Format
 
 
 class _Kin:
-    """Typical sizes of the trunk's tensors, by kind, taken from its last attention layer."""
+    """Typical sizes of the trunk's matrices, by kind, taken from layers spread over it."""
 
-    def __init__(self, config: ModelConfig, wanted: Demand, files: Files, table: FormatTable, reads: Reads) -> None:
+    def __init__(self, wanted: Demand, files: Files, table: FormatTable, reads: Reads) -> None:
         self._files, self._table, self._reads = files, table, reads
-        layer = max(config.full_layers, default=0)
-        pattern = re.compile(rf"(?:^|\.)layers\.{layer}\.(.*)")
+        pattern = re.compile(r"(?:^|\.)layers\.\d+\.(.*)")
         self._modules: dict[str, list[str]] = {}
         for module in wanted.modules:
             match = pattern.search(module)
             if match and module in table.layers and not module.startswith(MTP_PREFIX):
                 self._modules.setdefault(_kind(match[1]), []).append(module)
-        self._rms: dict[str, float] = {}
+        self._ranges: dict[str, tuple[float, float] | None] = {}
 
-    def rms(self, module: str) -> float:
-        """Of the trunk's matrices like this one, or 0 where there are none to go by."""
+    def range(self, module: str) -> tuple[float, float] | None:
+        """Between what rms a matrix like this one is plausible; None where there are none to go by."""
         kind = _kind(module.removeprefix("mtp.layers.0.").removeprefix(MTP_PREFIX))
         kind = "self_attn.o_proj" if kind == "fc" else kind  # fc too yields a hidden state
-        if kind not in self._rms:
+        if kind not in self._ranges:
             modules = self._modules.get(kind, [])
-            some = modules[:: max(len(modules) // 8, 1)]
-            self._rms[kind] = _rms(values for m in some for values in self._sample(m))
-        return self._rms[kind]
+            last = len(modules) - 1
+            some = {modules[last * i // (KIN - 1)] for i in range(KIN)} if modules else set()
+            sizes = [size for m in sorted(some) if (size := _rms(self._sample(m)))]
+            factor = FACTOR if len(sizes) > 1 else FACTOR_OF_ONE
+            self._ranges[kind] = (min(sizes) / factor, max(sizes) * factor) if sizes else None
+        return self._ranges[kind]
 
     def _sample(self, module: str) -> list[Values]:
         layer = self._table.layers[module]
@@ -104,9 +110,13 @@ def _kind(name: str) -> str:
     return re.sub(r"\.experts\.(gate|up)_proj", ".experts.gate_up_proj", name)
 
 
-def _fault(spots: list[Values], vector: bool, like: float) -> tuple[str, str] | None:
+def _fault(
+    spots: list[Values], vector: bool, fresh: float, plausible: tuple[float, float] | None
+) -> tuple[str, str] | None:
     if not all(np.isfinite(values).all() for values in spots):
         return "hold NaN or Inf", ""
+    if vector and all((values == fresh).all() for values in spots):
+        return None
     for values in spots:
         # a small tensor comes as one spot, of which a part may never have been written
         for part in (values, *np.array_split(values, SPOTS)):
@@ -115,8 +125,12 @@ def _fault(spots: list[Values], vector: bool, like: float) -> tuple[str, str] | 
     rms = _rms(spots)
     if vector:
         return ("are implausibly large norms", f" (rms {rms:.3g})") if rms > LARGEST_NORM else None
-    if like > 0 and not like / FACTOR <= rms <= like * FACTOR:
-        return "are of implausible size", f" (rms {rms:.3g}, the trunk's tensors of its kind {like:.3g})"
+    if plausible and not plausible[0] <= rms <= plausible[1]:
+        low, high = plausible
+        return (
+            "are of implausible size",
+            f" (rms {rms:.3g}, by the trunk's tensors of its kind {low:.3g} to {high:.3g})",
+        )
     return None
 
 

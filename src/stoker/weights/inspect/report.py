@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.errors import CheckpointError, StokerError
 from stoker.model.config import ModelConfig
+from stoker.model.dflash_config import DFlashConfig
 from stoker.weights.checkpoint import quantization_config
 from stoker.weights.expected import active_parameters
 from stoker.weights.formats.rules import FormatTable, formats_in
@@ -138,14 +139,23 @@ def _config(directory: Path) -> tuple[ModelConfig | None, str, list[Problem]]:
         return None, "unknown", [Problem("error", str(error), "config.json", fix="Fetch config.json.")]
     architecture = str(raw.get("model_type", "unknown"))
     if "dflash_config" in raw:
-        message = "This is a DFlash drafter, not a model of its own."
-        return None, "dflash", [Problem("error", message, "config.json", fix="Give it to --drafter beside a model.")]
+        return None, "dflash", [_drafter_problem(raw)]
     try:
         config = ModelConfig.load(directory)
     except StokerError as error:
         fix = "Use a model of a supported family, or vLLM through stoker up."
         return None, architecture, [Problem("error", str(error), "config.json", fix=fix)]
     return config, config.family, []
+
+
+def _drafter_problem(raw: dict[str, Any]) -> Problem:
+    try:
+        DFlashConfig.from_dict(raw)
+    except StokerError as error:
+        fix = "Use a DFlash drafter that Stoker computes, or draft with --draft mtp."
+        return Problem("error", f"This is a DFlash drafter that Stoker cannot use: {error}", "config.json", fix=fix)
+    message = "This is a DFlash drafter, not a model of its own."
+    return Problem("error", message, "config.json", fix="Add it to a model: stoker build --base MODEL --drafter DIR.")
 
 
 def _formats(directory: Path, files: Files) -> tuple[FormatTable, list[Problem]]:

@@ -53,7 +53,7 @@ def _fp8_block(layer: LayerFormat, parts: Parts, reads: Reads, spot_bytes: int) 
 
 
 def _one_scale_per(elements: Callable[[LayerFormat], int]) -> Callable[..., list[Values]]:
-    """FP8 per tensor and INT8 per row: `elements` consecutive values share a scale."""
+    """FP8 per tensor or row and INT8 per row: `elements` consecutive values share a scale."""
 
     def sampler(layer: LayerFormat, parts: Parts, reads: Reads, spot_bytes: int) -> list[Values]:
         weight, each, scale = parts["weight"], elements(layer), _all(parts["weight_scale"], reads)
@@ -77,6 +77,19 @@ def _int4(layer: LayerFormat, parts: Parts, reads: Reads, spot_bytes: int) -> li
         first = row * 8 // group * n_out + column
         nibbles = (packed[None, :] >> np.arange(0, 32, 4, dtype=np.uint32)[:, None]) & 0xF  # [8, count]
         values.append(((nibbles.astype(np.float32) - 8) * _values(scales, range(first, first + count), reads)).ravel())
+    return values
+
+
+def _int4_ct(layer: LayerFormat, parts: Parts, reads: Reads, spot_bytes: int) -> list[Values]:
+    words, scales = parts["weight_packed"], parts["weight_scale"]
+    per_scale = words.shape[-1] // scales.shape[-1]  # words
+    values = []
+    for spot in _spots(words, spot_bytes):
+        packed = np.frombuffer(_bytes(words, spot, reads), "<u4")
+        nibbles = (packed[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 0xF  # [count, 8]
+        first, last = spot.start // per_scale, (spot.stop - 1) // per_scale
+        scale = _values(scales, range(first, last + 1), reads)[np.arange(spot.start, spot.stop) // per_scale - first]
+        values.append(((nibbles.astype(np.float32) - 8) * scale[:, None]).ravel())
     return values
 
 
@@ -138,6 +151,9 @@ _SAMPLERS: dict[str, Callable[..., list[Values]]] = {
     "int4": _int4,
     "int8-row": _one_scale_per(lambda layer: layer.shape[-1]),
     "fp8-b128": _fp8_block,
+    "int4-ct": _int4_ct,
+    "int4-ct-row": _int4_ct,
+    "fp8-row": _one_scale_per(lambda layer: layer.shape[-1]),
     "fp8-tensor": _one_scale_per(lambda layer: layer.shape[-2] * layer.shape[-1]),
     "nvfp4-ct": _nvfp4("weight_packed", "weight_global_scale", divides=True),
     "nvfp4-modelopt": _nvfp4("weight", "weight_scale_2", divides=False),
