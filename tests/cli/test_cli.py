@@ -1,6 +1,7 @@
 """The `stoker` command as people meet it: a real process, its output, its exit code."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from stoker.cli.extras import install_command
 from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 KEYS = {
@@ -17,14 +20,44 @@ KEYS = {
 }  # fmt: skip
 
 
-def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:
+def stoker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "from stoker.cli.main import run; run()", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
+        env={**os.environ, **environment},
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "122b", "--box", "spark", "--explain"), ("plan", "122b", "--box", "no such box"), ("evidence", "122b")],
+)
+def test_a_terminal_that_holds_ascii_alone_gets_text_and_no_traceback(arguments: tuple[str, ...]) -> None:
+    done = stoker(*arguments, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 2)
+    assert (done.stdout + done.stderr).isascii()
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
+    missing = tmp_path / "none" / "page.html"
+    done = stoker("plan", "122b", "--box", "spark", "--html", str(missing))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert f"there is no directory {missing.parent}" in done.stderr
+    done = stoker("plan", "122b", "--box", "spark", "--html", str(tmp_path))
+    assert (done.returncode, "is a directory" in done.stderr) == (2, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card here")
+def test_serving_on_a_card_that_is_not_there_is_refused_in_a_sentence() -> None:
+    done = stoker("serve", "--model", "demo", "--device", "cuda", "--port", "0")
+    assert done.returncode == 2
+    assert "error: --device cuda" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_generate_prints_text_and_a_line_of_numbers(checkpoints: dict[str, Path]) -> None:
@@ -150,4 +183,4 @@ def test_the_parts_of_a_base_install_work_without_torch() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "pip install 'stoker[engine]'" in done.stderr
+    assert install_command("engine") in done.stderr.replace("\n", " ")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.bench.suites import NAMES, Options
-from stoker.cli.progress import error_console, output_console
+from stoker.cli.progress import check_writable, error_console, output_console
 from stoker.errors import BenchError
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ def bench(
     if against:
         targets.append(Target(against, against_model, against_api_key, name="B", **shared))
     console = error_console()
-    for path in (json_file, html, csv, markdown):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+    check_writable(json_file, html, csv, markdown)
     try:
         found = asyncio.run(_measure(targets, suite, options, own, json_file, fresh, console))
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import stoker
+from stoker.cli.progress import any_text, say_error
 from stoker.errors import StokerError
 
 # Each is the function of that name in stoker.cli.NAME.
@@ -60,12 +61,11 @@ def run() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2; with --debug, anywhere, it keeps its traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    any_text()
     try:
         app(arguments)
     except StokerError as error:
         if debug:
             raise
-        from stoker.cli.progress import say_error
-
         say_error(error)
         sys.exit(2)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.progress import output_console
+from stoker.cli.progress import check_writable, output_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +58,7 @@ def plan(
     """Does it fit, how fast, says who. Speeds are predictions, beside their physical limit and published ones."""
     from stoker.plan.answer import Question, answer
 
+    check_writable(html)
     found = answer(
         Question(
             model=model, box=box, context=tokens(context) if context else None, users=users, weights=weights,

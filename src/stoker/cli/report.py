@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli.progress import error_console
+from stoker.cli.progress import check_writable, error_console
 from stoker.errors import BenchError
 
 
@@ -22,5 +22,6 @@ def report(
 
     if len(files) > 2:
         raise BenchError(f"{len(files)} files were given; one is shown, two are compared")
+    check_writable(json_file, html, csv, markdown)
     found = [load(path) for path in files]
     write(compared(*found) if len(found) == 2 else found[0], json_file, html, csv, markdown, error_console())

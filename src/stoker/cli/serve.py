@@ -21,18 +21,34 @@ if TYPE_CHECKING:
 
 def serve(
     model: Annotated[str, typer.Option(help="A checkpoint directory, or demo: the embedded model.")],
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all there are.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 listens on every interface.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
         str | None, typer.Option(envvar="STOKER_API_KEY", help="Answer only those who send it; /health stays open.")
     ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Other machines are meant to be answered without a key: no warning.")
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which a proxy or a network calls this server; may be given several times."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="A web page's origin, such as https://chat.example, that may use the server; * is any."),
+    ] = None,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "auto",
-    context: Annotated[int | None, typer.Option(help="Most tokens of one request, answer included.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Most tokens of one request, answer included; by default the model's.")
+    ] = None,
     users: Annotated[int, typer.Option(help="Requests computed at a time.")] = 8,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are stored: bf16, fp32 or fp8.")] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What clients may call the model; may be given several times.")
     ] = None,
+    any_model: Annotated[bool, typer.Option("--any-model", help="Answer whatever model a request names.")] = False,
     default_chat_template_kwargs: Annotated[
         str, typer.Option(help='Options of the chat template as JSON, such as {"enable_thinking": false}.')
     ] = "{}",
@@ -40,8 +56,10 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Bytes of the largest request.")] = 16 << 20,
     max_messages: Annotated[int, typer.Option(help="Messages of the longest conversation.")] = 4096,
     request_timeout: Annotated[float, typer.Option(help="Seconds after which a request is ended.")] = 3600.0,
-    body_timeout: Annotated[float, typer.Option(help="Seconds for a request to arrive once it has begun.")] = 30.0,
-    stall_timeout: Annotated[float, typer.Option(help="Seconds that a client may take nothing of its stream.")] = 60.0,
+    body_timeout: Annotated[
+        float, typer.Option(help="Seconds for a request's head to arrive, and for its body.")
+    ] = 30.0,
+    stall_timeout: Annotated[float, typer.Option(help="Seconds that an answer waits for its client to read.")] = 30.0,
     step_timeout: Annotated[float, typer.Option(help="Seconds after which a silent engine is started again.")] = 120.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = 30.0,
     memory: Annotated[float | None, typer.Option(help="GiB for weights and caches; by default what there is.")] = None,
@@ -53,7 +71,7 @@ def serve(
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
     from stoker.server.config import ServerConfig
-    from stoker.server.memory import read_memory
+    from stoker.server.memory import check_device, read_memory
     from stoker.server.plan import plan_engine
     from stoker.server.run import serve as run
 
@@ -64,6 +82,10 @@ def serve(
         host=host,
         port=port,
         api_key=api_key,
+        no_key=no_key,
+        allowed_hosts=tuple(allowed_host or ()),
+        cors_origins=tuple(cors_origin or ()),
+        any_model=any_model,
         draft=draft,
         context=context,
         users=users,
@@ -85,10 +107,18 @@ def serve(
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    check_device(config.device)
     plan = plan_engine(config, read_memory(config.device))
     console = error_console()
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
+    if config.open_to_all and not no_key:
+        console.print(
+            f"WARNING: there is no API key, and --host {host} lets every machine that reaches this one use the model. "
+            "Set STOKER_API_KEY, or pass --no-key if that is meant.",
+            style="bold red",
+            highlight=False,
+        )
     run(config, plan, announce=lambda address: console.print(f"listening on {address}", highlight=False))
 
 

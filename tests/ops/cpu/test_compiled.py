@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -368,3 +369,27 @@ def test_a_drafter_does_not_change_how_its_trunk_is_computed(tmp_path: Path) -> 
     large, small = (sum(f.stat().st_size for f in folder.glob("*.safetensors")) for folder in (trunk, drafter))
     assert small < 1 << 20 < large
     subprocess.run([sys.executable, "-c", DRAFTER, str(trunk), str(drafter)], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("place", ["", "stoker"])
+def test_kernels_are_taken_only_from_a_folder_that_nobody_else_can_write(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from stoker.ops.cpu.compiled import _cache
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = _cache()
+    assert folder.parent == tmp_path / "stoker"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)  # as earlier versions made it
+    assert _cache() == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    open_to_others = folder.parent if place else folder
+    open_to_others.chmod(0o777)
+    other = _cache()
+    assert other.parent != folder.parent
+    assert stat.S_IMODE(other.stat().st_mode) == 0o700
+    assert "can be written by other users" in caplog.text
+    open_to_others.chmod(0o700)
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)  # somebody else's
+    assert _cache() != folder

@@ -12,8 +12,10 @@ out, since a library's vector and scalar versions round differently.
 """
 
 import atexit
+import logging
 import os
 import pickle
+import stat
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +26,7 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
+log = logging.getLogger("stoker.cpu")
 KEPT = 4  # versions whose compiled kernels stay in the cache
 
 
@@ -34,20 +37,31 @@ def _cache() -> Path:
     try:
         folder = Path(base).expanduser() / "stoker" / f"kernels-{sha256(sources).hexdigest()[:16]}"
         if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             others = sorted(folder.parent.glob("kernels-*"), key=lambda other: other.stat().st_mtime)
             for other in others[:-KEPT]:
                 rmtree(other, ignore_errors=True)
-        remove_cut_off(folder)
-        writable = os.access(folder, os.W_OK)
+        others_write = next((each for each in (folder.parent, folder) if not _only_ours(each)), None)
+        if others_write:
+            log.warning("compiled kernels are not kept: %s can be written by other users", others_write)
+        else:
+            folder.chmod(0o700)
+            remove_cut_off(folder)
+        usable = others_write is None and os.access(folder, os.W_OK)
     except (OSError, RuntimeError):  # RuntimeError: nobody's home
-        writable = False
-    if writable:
+        usable = False
+    if usable:
         return folder
-    # what lies there is executed, so a folder that others could have made is none
     own = Path(tempfile.mkdtemp(prefix="stoker-kernels-"))
     atexit.register(rmtree, own, ignore_errors=True)
     return own
+
+
+def _only_ours(folder: Path) -> bool:
+    """What lies in the cache is executed, so nobody else may be able to put it there."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def remove_cut_off(folder: Path) -> None:
