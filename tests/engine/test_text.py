@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from stoker.demo import EMBEDDED
 from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.text import TextStream
+
+SPECIAL = 256  # the first special token of `tokenizer`
 
 
 @pytest.fixture(scope="module")
@@ -65,4 +68,56 @@ def test_pieces_make_up_the_decoded_text_whatever_the_tokens(tokenizer: Tokenize
         tokens = [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
         stream = TextStream(tokenizer, ["\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd!"])
         text = "".join([*(stream.push(token) for token in tokens), stream.flush()])
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class Counting:
+    """A tokenizer that counts the tokens it is made to decode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.decoded = tokenizer, 0
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+        self.decoded += len(tokens)
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize(
+    ("character", "part"),
+    [("€", slice(1)), ("€", slice(2)), ("€", slice(1, 2)), ("😀", slice(3)), ("😀", slice(1, 4)), ("é", slice(1))],
+)
+@pytest.mark.parametrize("between", [[], [SPECIAL]])
+def test_half_characters_without_end_cost_the_same_for_every_token(
+    tokenizer: Tokenizer, character: str, part: slice, between: list[int]
+) -> None:
+    halves = tokenizer.encode(character).ids[part] + between
+    tokens = halves * (20_000 // len(halves))
+    counting = Counting(tokenizer)
+    stream = TextStream(counting, ["no such thing"])
+    text = "".join([*map(stream.push, tokens), stream.flush()])
+    assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+    assert counting.decoded < 15 * len(tokens)
+
+
+def test_special_tokens_without_end_cost_the_same_for_every_token(tokenizer: Tokenizer) -> None:
+    """They have no text, and a character may go on behind them."""
+    first, *rest = tokenizer.encode("€").ids
+    counting = Counting(tokenizer)
+    stream = TextStream(counting)
+    assert "".join(map(stream.push, [first, *[SPECIAL] * 20_000, *rest])) == "€"
+    assert counting.decoded < 15 * 20_000
+
+
+def test_random_tokens_of_many_bytes_come_out_as_they_are_decoded_at_once() -> None:
+    """The demo's tokens have one byte to many, halves of characters and special tokens among them."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    halves = [token for token in range(size) if "\ufffd" in tokenizer.decode([token])]
+    for seed in range(300):
+        rng = random.Random(seed)
+        tokens = [
+            rng.choice(halves) if rng.random() < 0.8 else rng.randrange(size) for _ in range(rng.randrange(1, 120))
+        ]
+        stream = TextStream(tokenizer)
+        text = "".join([*map(stream.push, tokens), stream.flush()])
         assert text == tokenizer.decode(tokens, skip_special_tokens=True)

@@ -1,6 +1,7 @@
 """Sampling draws from the distribution asked for, and depends on seed, position and token alone."""
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +179,23 @@ def test_stop_ids_are_barred_until_min_tokens() -> None:
     logits = torch.tensor([[1.0, 5.0, 2.0]])
     sampling = Sampling(min_tokens=2, stop_ids=(1,))
     assert [int(choose(logits, [Row(sampling, n, (), [0] * n)])) for n in range(4)] == [2, 2, 1, 1]
+
+
+def test_many_biases_and_stop_ids_cost_a_row_little_and_act_one_by_one() -> None:
+    """As many as there are tokens: a step must not loop over them in Python."""
+    vocab = 248_000
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(0))
+    bias = {token: ((token * 7) % 200 - 100) / 10 for token in range(vocab)}
+    biased = logits + torch.tensor([list(bias.values())])
+    sampling = Sampling(max_tokens=9, min_tokens=9, logit_bias=bias, stop_ids=tuple(range(0, vocab, 2)))
+    barred = biased.clone()
+    barred[:, ::2] = -math.inf
+    assert int(choose(logits, [Row(sampling, 5)])) == int(barred.argmax())
+    assert int(choose(logits, [Row(sampling, 5, (), [1] * 9)])) == int(biased.argmax())
+    started = time.process_time()
+    for _ in range(10):
+        choose(logits, [Row(sampling, 5)])
+    assert time.process_time() - started < 1.0  # a loop over the entries took 3 s for a single row
 
 
 def test_a_mask_bars_everything_else() -> None:

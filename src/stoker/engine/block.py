@@ -26,8 +26,8 @@ class Block:
         block = cls(sequence, [sequence.tokens[-1]], verifies=True)
         if sequence.mask is not None:
             block.masks = [first_mask(sequence.mask, sequence.sampling, sequence.output, vocab_size)]
-            room = min(window, sequence.sampling.max_tokens - len(sequence.output)) - 1
-            forced = forced_by(sequence.mask, sequence.output, vocab_size)[:room] if room > 0 else []
+            room = forced_room(sequence, window)
+            forced = forced_by(sequence.mask, sequence.output, vocab_size)[:room] if room else []
             block.add(forced, vocab_size)
             block.forced = bool(block.drafts)
         return block
@@ -66,3 +66,8 @@ class Block:
             mask = masks[place] if masks else None
             rows.append(Row(sequence.sampling, length + place, sequence.prompt, before, mask, sequence.past))
         return rows
+
+
+def forced_room(sequence: Sequence, window: int) -> int:
+    """Most tokens that a mask may force in a step, beside the model's own."""
+    return max(0, min(window, sequence.sampling.max_tokens - len(sequence.output)) - 1)

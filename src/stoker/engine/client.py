@@ -127,7 +127,7 @@ class Stream:
         if isinstance(event, StokerError):
             raise event
         if event.finish is Finish.ERROR:
-            raise RequestError(event.error)
+            raise RequestError(event.error or "the engine ended this request and gave no reason.")
         return event
 
     def put(self, event: Event | StokerError) -> None:

@@ -11,7 +11,10 @@ from stoker.model.decoder import Decoder
 from stoker.speculate.depth import DepthController
 from stoker.speculate.draft import GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.mask import RemoteMask, wait_for
 from stoker.speculate.reads import step_bytes
+
+MASKS_S = 0.005  # how long a step waits for what grammars say about drafts; later ones cost it the drafts
 
 
 class Drafting:
@@ -46,6 +49,7 @@ class Drafting:
         started = time.perf_counter()
         drafts = self._drafter.propose(requests, self._go_on(decides)) if requests else []
         self._seconds = time.perf_counter() - started
+        limits = self._ask_masks(drafted, [draft.tokens[:limit] for draft, limit in zip(drafts, limits, strict=True)])
         for block, limit, draft in zip(drafted, limits, drafts, strict=True):
             block.add(draft.tokens[:limit], self._vocab_size)
         if self._adaptive and self.controller:
@@ -66,6 +70,19 @@ class Drafting:
         """It has ended."""
         if self.controller:
             self.controller.forget(sequence.id)
+
+    def _ask_masks(self, blocks: Many[Block], drafts: Many[Many[int]]) -> list[int]:
+        """How many drafts of each block can be taken: those that its mask has something to say about in time."""
+        covered = [len(each) for each in drafts]
+        remote = [
+            (place, mask) for place, block in enumerate(blocks) if isinstance(mask := block.sequence.mask, RemoteMask)
+        ]
+        for place, mask in remote:
+            covered[place] = mask.ask(blocks[place].sequence.output, drafts[place])
+        wait_for([mask for _, mask in remote], MASKS_S)
+        for place, mask in remote:
+            covered[place] = 0 if mask.waiting else covered[place]
+        return covered
 
     def _ask(self, decides: Many[bool], limits: Many[int]) -> Many[bool]:
         """Which requests are worth a pass of a drafting network; those of fixed depth always are."""

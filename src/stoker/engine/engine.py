@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stoker.engine.backend import Backend, States, StepRunner
-from stoker.engine.block import Block
+from stoker.engine.block import Block, forced_room
 from stoker.engine.config import EngineConfig, check_request
 from stoker.engine.drafting import Drafting, depth_limit
 from stoker.engine.flat import Part
@@ -29,10 +29,13 @@ from stoker.model.cache import PAGE_SIZE
 from stoker.model.decoder import Decoder
 from stoker.ops.family import CHUNK, Family
 from stoker.speculate.drafter import Drafter
-from stoker.speculate.mask import TokenMask
+from stoker.speculate.mask import RemoteMask, TokenMask, wait_for
 from stoker.speculate.sampler import Past, Row
 from stoker.speculate.sampling import Sampling, are_whole
 
+# How long a step waits for the next of its grammar masks, which take 0.1 ms or so; later ones miss the step. The second
+# if there is nothing else to do: then only commands wait.
+MASKS_S, MASKS_ALONE_S = 0.005, 0.05
 MAX_ROWS = 128  # of one step's forward: up to here a row's bits do not depend on how many ride along
 
 __all__ = ["Engine", "EngineConfig", "check_request"]
@@ -111,6 +114,7 @@ class Engine:
     def step(self) -> list[Event]:
         """One verify step of everything that decodes, then one prefill batch within the budget."""
         self.scheduler.admit(time.perf_counter())
+        self._await_masks()
         events = self._verify()
         return events + self._prefill()
 
@@ -127,6 +131,16 @@ class Engine:
         """Every page and slot is free, or its owners among requests and checkpoints are on record."""
         self.scheduler.check_integrity()
 
+    def _await_masks(self) -> None:
+        """Asks for the masks of everything that runs. Who is late misses this step, which changes no token."""
+        asked = [sequence for sequence in self.scheduler.running if isinstance(sequence.mask, RemoteMask)]
+        for sequence in asked:
+            assert isinstance(sequence.mask, RemoteMask)
+            sequence.mask.ask(sequence.output, room=forced_room(sequence, self.config.window))
+        busy = len(asked) < len(self.scheduler.running) or any(_mask_ready(sequence) for sequence in asked)
+        masks = [sequence.mask for sequence in asked if isinstance(sequence.mask, RemoteMask)]
+        wait_for(masks, MASKS_S if busy else MASKS_ALONE_S)
+
     def _check(self, prompt: Many[int], sampling: Sampling, depth: Depth) -> None:
         check_request(self.model.config, prompt, sampling)
         if isinstance(depth, str) and depth != AUTO:
@@ -135,6 +149,11 @@ class Engine:
             raise RequestError(f"depth is {depth}, expected 0 to {self.config.max_depth}.")
         if depth and self.drafter is None:
             raise RequestError(f"depth is {depth}, but this engine has no drafter.")
+        if sampling.prompt_logprobs is not None and not isinstance(self._runner, Runner):
+            raise RequestError(
+                "log-probabilities of the prompt (echo with logprobs) are not computed on the GPU. Ask for logprobs of "
+                "the answer alone, or serve with --device cpu."
+            )
         if sampling.stop and self._tokenizer is None:
             raise RequestError(
                 f"stop asks for {len(sampling.stop)} stop strings, but this engine has no tokenizer to find them with. "
@@ -164,6 +183,8 @@ class Engine:
             if stop <= sequence.computed:
                 break
             if stop == len(sequence.prompt) and not sequence.output:  # a preempted request has its first token
+                if not _mask_ready(sequence):
+                    continue
                 try:
                     first_rows[sequence.id] = self._first_row(sequence)
                 except RequestError as error:
@@ -216,6 +237,8 @@ class Engine:
             if not sequence.decoding:
                 blocks.append(Block.replaying(sequence, min(stop, sequence.computed + self.config.window)))
                 continue
+            if not _mask_ready(sequence):
+                continue
             try:
                 block = Block.decoding(sequence, self._vocab_size, self.config.window)
             except RequestError as error:
@@ -236,6 +259,8 @@ class Engine:
     def _end(self, sequence: Sequence, event: Event) -> Event:
         assert event.finish is not None
         self.scheduler.remove(sequence)
+        if isinstance(sequence.mask, RemoteMask):
+            sequence.mask.close()
         if self._drafting:
             self._drafting.forget(sequence)
         stats = sequence.stats
@@ -244,6 +269,10 @@ class Engine:
             stats.decode_s = time.perf_counter() - sequence.first_token_at
         self._totals.add(stats, event.finish)
         return replace(event, stats=stats)
+
+
+def _mask_ready(sequence: Sequence) -> bool:
+    return not isinstance(sequence.mask, RemoteMask) or sequence.mask.ready(sequence.output)
 
 
 def _groups(blocks: list[Block]) -> Iterator[list[Block]]:

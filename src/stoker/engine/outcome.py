@@ -57,7 +57,17 @@ def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> E
         else:
             finish = sequence.finish_after(token)
     stop = sequence.text.stopped if sequence.text else None
-    return Event(sequence.id, tuple(tokens[:count]), finish, logprobs=tuple(found), stop=stop, error=error)
+    prompt = tuple(sequence.prompt_logprobs[place] for place in sorted(sequence.prompt_logprobs))
+    sequence.prompt_logprobs = {}
+    return Event(
+        sequence.id,
+        tuple(tokens[:count]),
+        finish,
+        logprobs=tuple(found),
+        prompt_logprobs=prompt,
+        stop=stop,
+        error=error,
+    )
 
 
 def following(members: Many[Sequence], kept: Many[int]) -> list[int]:

@@ -51,9 +51,9 @@ class EngineProcess(EngineClient):
     def alive(self) -> bool:
         return self._down is None
 
-    def kill(self) -> None:
-        """For an engine that hangs: ends it at once, as a crash would."""
-        self._child.kill()
+    def kill(self, reason: str) -> None:
+        """For an engine that hangs: ends it at once, as a crash would. Requests are told the reason."""
+        self._child.kill(reason)
 
     def restart(self) -> None:
         """A new process in place of the old one, dead or alive. Requests that were still under way fail.
@@ -125,6 +125,7 @@ class _Child:
         reports.close()
         self.pid = self._process.pid or 0
         self._deliver = deliver
+        self._kill_reason: str | None = None  # why this side killed it, if it did
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="stoker-commands", daemon=True)
         self._reader = threading.Thread(target=self._read, name="stoker-reports", daemon=True)
@@ -134,14 +135,16 @@ class _Child:
     def send(self, command: Command) -> None:
         self._outbox.put(pickle.dumps(command))
 
-    def kill(self) -> None:
+    def kill(self, reason: str) -> None:
+        self._kill_reason = self._kill_reason or reason
         self._process.kill()
 
     def end(self, timeout: float | None) -> None:
         """Waits for the process, kills it when time is up, and returns when its last report is delivered."""
         self._reader.join(timeout)  # it alone asks how the process ended: the answer is given once
         if self._reader.is_alive():
-            self._process.kill()
+            late = f" and had not ended after {timeout:g} s" if timeout else ""
+            self.kill(f"it was told to stop{late}")
         self._reader.join()
         self._writer.join()
 
@@ -163,12 +166,15 @@ class _Child:
         self._process.join()
         self._reports.close()
         self._outbox.put(None)
-        self._deliver(Ended(EngineError(_obituary(self.pid, self._process.exitcode))))
+        self._deliver(Ended(EngineError(_exit_reason(self.pid, self._process.exitcode, self._kill_reason))))
 
 
-def _obituary(pid: int, code: int | None) -> str:
+def _exit_reason(pid: int, code: int | None, kill_reason: str | None) -> str:
+    """A sentence. Only a SIGKILL that did not come from here may be the kernel's."""
     how = f"ended with exit code {code}"
-    if code is not None and code < 0:
+    if code == -signal.SIGKILL and kill_reason:
+        how = f"was killed by this program: {kill_reason}"
+    elif code is not None and code < 0:
         named = -code in set(signal.Signals)  # real-time signals have no names
         how = f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
         how += " (most often by the kernel, when memory runs out)" if -code == signal.SIGKILL else ""

@@ -76,6 +76,7 @@ class Event:
     drafts: tuple[int, ...] = ()  # verified by the step; those that begin `tokens` were right
     forced: bool = False  # the drafts are what a mask left no choice about
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # with the first token, if asked for; not of prompt[0]
     stop: str | None = None  # the stop string that ended it
     error: str | None = None  # a sentence, with Finish.ERROR
     stats: Stats | None = None  # with the last event
@@ -102,6 +103,7 @@ class Sequence:
     computed: int = 0
     replay: int = 0
     latest_checkpoint: Key | None = None  # in its own output; the next one takes its place
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position in the prompt
     chain: Chain = field(default_factory=Chain)
     stats: Stats = field(default_factory=Stats)
     submitted_at: float = 0.0
@@ -115,6 +117,11 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be found: then no part of it may be skipped."""
+        return self.sampling.prompt_logprobs is not None and not self.output
 
     @property
     def decoding(self) -> bool:
@@ -147,6 +154,6 @@ class Sequence:
 
     def finish_after(self, token: int) -> Finish | None:
         """Why the request ends once `token` is its newest."""
-        if token in self.sampling.stop_ids or (self.text is not None and self.text.stopped is not None):
+        if token in self.sampling.stop_set or (self.text is not None and self.text.stopped is not None):
             return Finish.STOP
         return Finish.LENGTH if len(self.output) >= self.sampling.max_tokens else None

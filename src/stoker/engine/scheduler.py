@@ -63,7 +63,9 @@ class Scheduler:
             # at least one token is left to compute, from which a drafter learns where it stands
             before = len(sequence.prompt) if not sequence.output else sequence.length - 1
             fixed = None if sequence.stepped is None else sequence.history
-            found = self.prefixes.match(sequence.tokens, sequence.chain, before, fixed)
+            found = None
+            if not sequence.scores_prompt:  # all of its prompt has to be computed
+                found = self.prefixes.match(sequence.tokens, sequence.chain, before, fixed)
             shared = list(found.pages) if found else []
             need = _pages_for(sequence.length + 1) - len(shared)
             if need > self.pages.free + self.pages.reclaimable:  # told before a long prefix is walked, step after step

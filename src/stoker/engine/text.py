@@ -7,7 +7,42 @@ read the same tokens and come to the same end.
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
+HALF = "\ufffd"  # what bytes that are no character, or not yet one, are decoded to
+KEPT = 4  # tokens that decoding goes on from: a character has at most 4 bytes, so none of them began before these
+
+
+class TextDecoder:
+    """Decodes a growing text token by token, looking back at no more than 2 * KEPT tokens. What comes out makes up the
+    decoding of all tokens at once; only the last character is held back while it may be half of one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []  # the last ones
+        self._text = ""  # of them ...
+        self._shown = 0  # ... and how much of it is out
+
+    def push(self, token: int) -> str:
+        text = self._decode([*self._tokens, token])
+        if text == self._text and not self._decode([token]):
+            return ""  # a special token: it has no text, and looking back must not stop at it
+        self._tokens.append(token)
+        self._text = text
+        sure = len(text) - text.endswith(HALF)
+        piece, self._shown = text[self._shown : sure], max(self._shown, sure)
+        if len(self._tokens) >= 2 * KEPT:
+            held = len(text) - self._shown
+            self._tokens = self._tokens[-KEPT:]
+            self._text = self._decode(self._tokens)  # its beginning may differ, and is out
+            self._shown = len(self._text) - held
+        return piece
+
+    def flush(self) -> str:
+        """The half character at the end, if there is one."""
+        rest, self._shown = self._text[self._shown :], len(self._text)
+        return rest
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 class TextStream:
@@ -15,10 +50,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         """`tokenizer` is one of the `tokenizers` package."""
-        self._tokenizer, self._stops = tokenizer, stops
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._decoder, self._stops = TextDecoder(tokenizer), stops
         self._held = ""  # a proper beginning of a stop string
-        self._undecoded: list[int] = []  # tokens since text last came out
         self.stopped: str | None = None  # the stop string that ended the text
 
     def push(self, token: int, may_stop: bool = True) -> str:
@@ -26,13 +59,9 @@ class TextStream:
 
         With `may_stop` false, a stop string that ends with this token is ordinary text.
         """
-        piece = self._stream.step(self._tokenizer, token)
-        if piece is None:
-            self._undecoded.append(token)
-            return ""
-        self._undecoded = []
-        if not self._stops:
-            return str(piece)
+        piece = self._decoder.push(token)
+        if not self._stops or not piece:
+            return piece
         before, self._held = len(self._held), self._held + piece
         if may_stop:
             for start, stop in sorted(
@@ -47,8 +76,7 @@ class TextStream:
         """What was held back, once no more tokens come; nothing of a stop string."""
         if self.stopped is not None:
             return ""
-        rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True) if self._undecoded else ""
-        return self._release(len(self._held)) + rest
+        return self._release(len(self._held)) + self._decoder.flush()
 
     def _release(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]

@@ -34,21 +34,26 @@ class Tokenizer:
         except UnicodeEncodeError as error:  # half a character, as undecodable bytes of a command line become
             found = f"character {error.start + 1} is {text[error.start]!r}"
             raise RequestError(f"the text cannot be encoded as UTF-8: {found}. Give it as UTF-8.") from None
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        # of the ways to encode, the one that lets other threads go on meanwhile
+        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(found.ids)
 
     def encode_chat(self, messages: list[dict[str, Any]], begin_answer: bool = True, **options: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant's next turn begins, or without its beginning.
 
         `options` are the template's own, such as enable_thinking.
         """
+        return self.encode(self.chat_text(messages, begin_answer, **options))
+
+    def chat_text(self, messages: list[dict[str, Any]], begin_answer: bool = True, **options: Any) -> str:
+        """A conversation as the chat template prints it."""
         if not self._tokenizer.chat_template:
             raise TokenizerError(
                 f"{self._directory} has no chat template; add chat_template.jinja, or use generate without --chat."
             )
-        text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=begin_answer, **options
+        return str(
+            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begin_answer, **options)
         )
-        return self.encode(text)
 
     @property
     def chat_template(self) -> str | None:

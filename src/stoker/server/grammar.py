@@ -1,18 +1,31 @@
-"""A grammar as the engine's token mask, through llguidance. Made in the server, used in the engine process."""
+"""Grammars of requests: what is sent to the engine, and the check before. Both compile in processes of their own."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-
-import llguidance
-import numpy as np
-import torch
-from torch import Tensor
+from threading import BoundedSemaphore, Lock
+from typing import TYPE_CHECKING
 
 from stoker.errors import RequestError
+from stoker.grammar.processes import ForkServer, fork_server
 
-LIMITS = llguidance.LLParserLimits()
+if TYPE_CHECKING:
+    from stoker.grammar.mask import GrammarMask
+
+CHECK_S = 5.0  # to compile a grammar; the start of a worker is not counted
+START_S = 60.0
+CHECKS_AT_A_TIME, CHECKS_WAITING = 4, 12
+QUEUE_S = 12.0  # that a check may wait for the others
+REMEMBERED = 256  # grammars that have been checked
+BUSY = "Many schemas are being checked, and some of them take long. Try again soon."
+
+
+class ChecksBusy(RequestError):
+    """There are more grammars to check than time."""
+
+
+class TooComplex(RequestError):
+    """A grammar that takes too long, too much memory, or too much of the library's stack."""
 
 
 @dataclass(frozen=True)
@@ -24,84 +37,76 @@ class Grammar:
     vocab_size: int
     ends: tuple[int, ...]  # tokens that end an answer
     after: int | None = None  # the rules hold from this token on: the end of a thought
+    opened_by: int | None = None  # the rules hold behind each of these tokens anew
+    closed_by: tuple[int, ...] = ()  # and up to one of those
 
     def __call__(self) -> "GrammarMask":
+        from stoker.grammar.mask import GrammarMask
+
         return GrammarMask(self)
 
+    @property
+    def server(self) -> ForkServer:
+        return fork_server(self.directory / "tokenizer.json", self.vocab_size, self.ends)
 
-class GrammarMask:
-    """Answers depend on `output` alone: the matcher goes back and forth to wherever it is asked about."""
 
-    def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
-        self._tokenizer = _tokenizer(grammar.directory, grammar.vocab_size, grammar.ends)
-        self._matcher = self._fresh()
-        self._consumed: list[int] = []
-        self._thinking = torch.ones(grammar.vocab_size, dtype=torch.bool)
-        self._thinking[list(grammar.ends)] = False
-
-    def allowed(self, output: Sequence[int]) -> Tensor:
-        text = self._ruled(output)
-        if text is None:
-            return self._thinking
-        self._go_to(text)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._grammar.vocab_size].astype(np.bool_))
-
-    def forced(self, output: Sequence[int]) -> Sequence[int]:
-        text = self._ruled(output)
-        if text is None:
-            return ()
-        self._go_to(text)
-        found = self._matcher.compute_ff_tokens()
-        self._check()
-        return found
-
-    def _ruled(self, output: Sequence[int]) -> list[int] | None:
-        """The part of the output that the grammar is about; None before it begins."""
-        tokens = list(output)
-        if self._grammar.after is None:
-            return tokens
-        try:
-            return tokens[tokens.index(self._grammar.after) + 1 :]
-        except ValueError:
-            return None
-
-    def _go_to(self, tokens: list[int]) -> None:
-        common = len(self._consumed)
-        if tokens[:common] != self._consumed:
-            common = next(
-                (place for place, pair in enumerate(zip(tokens, self._consumed, strict=False)) if pair[0] != pair[1]),
-                min(len(tokens), len(self._consumed)),
-            )
-            self._matcher.rollback(len(self._consumed) - common)
-        self._matcher.consume_tokens(tokens[common:])
-        self._consumed = tokens
-        self._check()
-
-    def _check(self) -> None:
-        """A matcher does not leave its error state: the next question gets a new one."""
-        if self._matcher.is_error():
-            reason = self._matcher.get_error().split("\n")[0]
-            self._matcher, self._consumed = self._fresh(), []
-            raise RequestError(f"the grammar failed: {reason}")
-
-    def _fresh(self) -> llguidance.LLMatcher:
-        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar.lark, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise RequestError(f"the grammar cannot be used: {matcher.get_error().splitlines()[0]}")
-        return matcher
+_slots = BoundedSemaphore(CHECKS_AT_A_TIME)
+_places = BoundedSemaphore(CHECKS_AT_A_TIME + CHECKS_WAITING)  # each takes a thread of the server
+_lock = Lock()
+_verdicts: OrderedDict[Grammar, str | TooComplex | None] = OrderedDict()
 
 
 def checked(grammar: Grammar) -> str | None:
-    """What is wrong with a grammar, in llguidance's words; None if nothing is."""
-    tokenizer = _tokenizer(grammar.directory, grammar.vocab_size, grammar.ends)
-    lark = llguidance.LLMatcher.grammar_from_lark(grammar.lark)
-    problem = llguidance.LLMatcher.validate_grammar(lark, tokenizer, limits=LIMITS)
-    return problem.strip().split("\n")[0][:500] or None
+    """What is wrong with a grammar, in a sentence; None if nothing is. Waits; to be called in a thread.
+
+    Raises TooComplex where that cannot be told."""
+    with _lock:
+        known, verdict = grammar in _verdicts, _verdicts.get(grammar)
+        if known:
+            _verdicts.move_to_end(grammar)
+    if not known:
+        verdict = _check(grammar)
+    if isinstance(verdict, TooComplex):
+        raise TooComplex(str(verdict))
+    return verdict
 
 
-@cache
-def _tokenizer(directory: Path, vocab_size: int, ends: tuple[int, ...]) -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer(str(directory / "tokenizer.json"), n_vocab=vocab_size, eos_token=list(ends))
+def _check(grammar: Grammar) -> str | TooComplex | None:
+    if not _places.acquire(blocking=False):
+        raise ChecksBusy(BUSY)
+    try:
+        if not _slots.acquire(timeout=QUEUE_S):
+            raise ChecksBusy(BUSY)
+        try:
+            verdict = _compiled(grammar)
+        finally:
+            _slots.release()
+    finally:
+        _places.release()
+    with _lock:
+        _verdicts[grammar] = verdict
+        if len(_verdicts) > REMEMBERED:
+            _verdicts.popitem(last=False)
+    return verdict
+
+
+def _compiled(grammar: Grammar) -> str | TooComplex | None:
+    try:
+        child = grammar.server.fork()
+    except RequestError as failure:
+        raise ChecksBusy(str(failure)) from failure
+    try:
+        if not child.connection.poll(START_S) or child.receive(0) is not None:
+            return TooComplex("the grammar worker did not start")
+        child.send(grammar.lark.encode())
+        if not child.connection.poll(CHECK_S):
+            return TooComplex(f"it is too complex, for it takes more than {CHECK_S:g} s to compile.")
+        found = child.receive(1 << 16)
+        assert found is not None
+        error = str(found[0]["error"])
+    except RequestError as failure:
+        return TooComplex(str(failure))
+    else:
+        return error or None
+    finally:
+        child.kill()

@@ -1,26 +1,28 @@
 """Structured output: a request's schema or tools as a grammar, and the grammar as the engine's token mask.
 
-Grammars are written and checked in the server; the mask is made from them in the engine process. llguidance compiles
-schemas itself: it fetches nothing, runs nothing of them, and its limits on size and work hold for hostile ones.
+Grammars are written in the server. llguidance compiles them in worker processes, once for the check and once for the
+engine: it fetches nothing and runs nothing of them, and what hangs or crashes it is refused.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from stoker.server.errors import ApiError
-from stoker.server.grammar import Grammar, checked
+from stoker.server.errors import RETRY_S, ApiError
+from stoker.server.grammar import ChecksBusy, Grammar, TooComplex, checked
 from stoker.server.parse.reasoning import CLOSE as THOUGHT_END
-from stoker.server.parse.tools import CLOSE, OPEN
-from stoker.server.parse.values import STRING, parameter_types
+from stoker.server.parse.schemas import standard
+from stoker.server.parse.tags import CLOSE, OPEN
 from stoker.server.protocol.common import ResponseFormat, StructuredOutputs
 from stoker.server.served import ServedModel
+from stoker.server.text_rules import Unheld
+from stoker.server.tool_rules import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 from stoker.speculate.mask import TokenMask
 
 Mask = Callable[[], TokenMask]
 LARGEST_SCHEMA = 256 * 1024  # characters of JSON
-# At most that much white space between two parts of a JSON text: enough to indent, and no model can get lost in it.
-WHITE_SPACE = {"whitespace_flexible": True, "whitespace_pattern": "[ \\t\\n]{0,24}"}
+TOO_COMPLEX = "grammar_too_complex"
+LARGEST_GRAMMAR = 1024 * 1024  # characters of all schemas of a request and the rules around them
 
 
 def answer_mask(
@@ -44,14 +46,72 @@ def answer_mask(
 def call_mask(model: ServedModel, schemas: Mapping[str, Any], parallel: bool, thinking: bool) -> Mask:
     """The mask that makes an answer a call of one of these tools, or with `parallel` several calls."""
     opened, closed = _tag(model, OPEN), _tag(model, CLOSE)
-    lines = [f"answer: call {'(NEWLINE call)*' if parallel else ''}", "NEWLINE: /\\n/"]
-    lines.append("call: " + " | ".join(f"call_{place}" for place in range(len(schemas))))
+    answer = f"answer: {opened} call {closed} {f'(NEWLINE {opened} call {closed})*' if parallel else ''}"
+    return _tool_mask(
+        schemas, lambda chosen: grammar_mask(model, "\n".join([answer, *_calls(model, chosen)]), thinking)
+    )
+
+
+def strict_mask(model: ServedModel, schemas: Mapping[str, Any], strict: Collection[str]) -> Mask:
+    """The mask that leaves an answer free until a call begins, and holds the calls of strict tools to their schema."""
+    opened, closed = model.token_id(OPEN), model.token_id(CLOSE)
+    if opened is None or closed is None:
+        raise ApiError(
+            400,
+            f"strict tools cannot be held with tool_choice auto here, since {OPEN} is no token of this model. "
+            "Send tool_choice required, or leave strict out.",
+        )
+    ends = [CLOSE, OPEN, *([THOUGHT_END] if model.token_id(THOUGHT_END) is not None else [])]
+    others = [name for name in schemas if name not in strict]
+    answer = [f"start: call {CLOSE} | other | FREE_TEXT ({' | '.join(ends)})?"]
+    if others and model.calls_in_json:
+        call = {
+            "type": "object",
+            "properties": {"name": {"enum": others}, "arguments": {"type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+            "x-guidance": WHITE_SPACE,
+        }
+        answer += [f"other: NEWLINE other_json NEWLINE {CLOSE}", f"other_json: {_json_rule(call)}"]
+    else:
+        answer[0] = answer[0].replace("other | ", "")
+    answer.append(f"FREE_TEXT: {free_text(list(strict), not others)}")
+    token_ids = tuple(token for tag in (CLOSE, THOUGHT_END) if (token := model.token_id(tag)) is not None)
+
+    def mask(chosen: Mapping[str, Any]) -> Mask:
+        rules = "\n".join([*answer, *_calls(model, chosen)])
+        return _checked(Grammar(model.directory, rules, model.vocab_size, model.stop_ids, None, opened, token_ids))
+
+    return _tool_mask({name: schemas[name] for name in strict}, mask)
+
+
+def _tool_mask(schemas: Mapping[str, Any], mask: Callable[[Mapping[str, Any]], Mask]) -> Mask:
+    """The mask for these tools; if there is none, an error that names the tool at fault."""
+    try:
+        return mask(schemas)
+    except ApiError as error:
+        if error.status != 400 or error.code == TOO_COMPLEX:  # to check each tool would take as long again and again
+            raise
+        for name, schema in schemas.items() if len(schemas) > 1 else ():
+            _tool_mask({name: schema}, mask)  # raises for that one
+        if len(schemas) == 1 and not error.message.startswith("tool "):
+            raise ApiError(400, f"tool {next(iter(schemas))!r}: {error.message}", param="tools") from error
+        raise
+
+
+def _calls(model: ServedModel, schemas: Mapping[str, Any]) -> list[str]:
+    """Rules for `call`: what stands between the tags."""
+    lines = [*COMMON_RULES, "call: " + " | ".join(f"call_{place}" for place in range(len(schemas)))]
     for place, (name, schema) in enumerate(schemas.items()):
-        if model.calls_in_json:
-            lines += _json_call(place, name, schema, opened, closed)
-        else:
-            lines += _xml_call(place, name, schema, opened, closed)
-    return grammar_mask(model, "\n".join(lines), thinking)
+        form = json_call if model.calls_in_json else xml_call
+        try:
+            lines += form(f"call_{place}", name, standard(schema), _json_rule)
+        except (Unheld, TypeError, AttributeError, RecursionError) as error:
+            reason = str(error) if isinstance(error, Unheld) else "its schema is malformed or nested too deeply"
+            raise ApiError(
+                400, f"tool {name[:100]!r} cannot be held to its schema: {reason}.", param="tools"
+            ) from error
+    return lines
 
 
 def grammar_mask(model: ServedModel, rules: str, thinking: bool) -> Mask:
@@ -66,8 +126,20 @@ def grammar_mask(model: ServedModel, rules: str, thinking: bool) -> Mask:
                 'Send chat_template_kwargs {"enable_thinking": false}.',
             )
     start = "start: GAP answer\nGAP: /\\n{0,2}/" if thinking else "start: answer"
-    grammar = Grammar(model.directory, f"{start}\n{rules}", model.vocab_size, model.stop_ids, after)
-    problem = checked(grammar)
+    return _checked(Grammar(model.directory, f"{start}\n{rules}", model.vocab_size, model.stop_ids, after))
+
+
+def _checked(grammar: Grammar) -> Grammar:
+    if len(grammar.lark) > LARGEST_GRAMMAR:
+        raise ApiError(
+            400, f"The grammar has {len(grammar.lark):,} characters, and at most {LARGEST_GRAMMAR:,} are taken."
+        )
+    try:
+        problem = checked(grammar)
+    except ChecksBusy as error:
+        raise ApiError(503, str(error), retry_after=RETRY_S) from error
+    except TooComplex as error:
+        raise ApiError(400, f"The schema or grammar cannot be used: {error}", code=TOO_COMPLEX) from error
     if problem:
         raise ApiError(400, f"The schema or grammar cannot be used: {problem}")
     return grammar
@@ -96,61 +168,21 @@ def _json_rules(schema: Any) -> str:
     return f"answer: {_json(schema)}"
 
 
-def _json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
-    """A schema in a rule. `root` has the definitions that references in it point to."""
+def _json(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         schema = {} if schema else {"not": {}}
-    found: dict[str, Any] = {**schema, "x-guidance": WHITE_SPACE}
-    for name in ("$defs", "definitions"):
-        if root and name in root and name not in found:
-            found[name] = root[name]
+    return _json_rule({**schema, "x-guidance": WHITE_SPACE})
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    """A schema in a rule."""
     try:
-        text = json.dumps(found)
+        text = json.dumps(schema)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "The schema is nested too deeply.") from error
     if len(text) > LARGEST_SCHEMA:
         raise ApiError(400, f"The schema has {len(text):,} characters, and at most {LARGEST_SCHEMA:,} are taken.")
     return f"%json {text}"
-
-
-def _json_call(place: int, name: str, schema: Any, opened: str, closed: str) -> list[str]:
-    call = {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": schema or {"type": "object"}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-    rule, root = f"call_{place}", schema if isinstance(schema, Mapping) else None
-    return [f"{rule}: {opened} NEWLINE {rule}_json NEWLINE {closed}", f"{rule}_json: {_json(call, root)}"]
-
-
-def _xml_call(place: int, name: str, schema: Any, opened: str, closed: str) -> list[str]:
-    """Parameters in the order of the schema, those that are not required at the model's choice."""
-    schema = schema if isinstance(schema, Mapping) else {}
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    required = schema.get("required")
-    required = required if isinstance(required, list) else []
-    parts, lines = [], []
-    for number, (key, value) in enumerate(properties.items()):
-        if ">" in key or "\n" in key:
-            raise ApiError(400, f"tool {name!r} has a parameter {key[:100]!r}, which cannot be written in a call.")
-        rule = f"p_{place}_{number}"
-        parts.append(rule if key in required else f"{rule}?")
-        lines += _xml_parameter(rule, key, value, schema)
-    head, tail = _literal(f"\n<function={name}>\n"), _literal("</function>\n")
-    return [f"call_{place}: {opened} {head} {' '.join(parts)} {tail} {closed}", *lines]
-
-
-def _xml_parameter(rule: str, key: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
-    start, end = _literal(f"<parameter={key}>\n"), _literal("\n</parameter>\n")
-    if not parameter_types(root, key) <= STRING:
-        return [f"{rule}: {start} {rule}_json {end}", f"{rule}_json: {_json(schema, root)}"]
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return [f"{rule}: {start} ({' | '.join(map(_literal, choices))}) {end}"]
-    newline = _literal("\n")  # any text up to the closing tag, the newline before it included
-    return [f"{rule}: {start} {rule}_text {newline}", f'{rule}_text[suffix="</parameter>"]: /(?s:.*)/']
 
 
 def _tag(model: ServedModel, tag: str) -> str:

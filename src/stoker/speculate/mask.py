@@ -1,6 +1,10 @@
 """What a request's grammar may say about its next token, and how that reaches the positions of a drafted block."""
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_any
 from typing import Protocol
 
 import torch
@@ -20,6 +24,59 @@ class TokenMask(Protocol):
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
         """Tokens that can only come next, one after another; () if there is a choice. They are drafts for free."""
+
+
+class RemoteMask(ABC):
+    """A TokenMask that is computed elsewhere: asked ahead of time, a step can go on without those that are late.
+
+    `allowed` and `forced` wait for what was not asked before.
+    """
+
+    @abstractmethod
+    def ask(self, output: Sequence[int], drafts: Sequence[int] = (), room: int = 0) -> int:
+        """Begins to compute what may follow `output`, each of the drafts, and up to `room` tokens that are forced.
+
+        Returns how many of the drafts the answer will cover."""
+
+    @abstractmethod
+    def ready(self, output: Sequence[int]) -> bool:
+        """Whether what may follow `output`, or why the mask has failed, is there, and nothing is being computed."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """Whether something is being computed."""
+
+    @property
+    @abstractmethod
+    def connection(self) -> Connection | None:
+        """What to sleep on while it is."""
+
+    @abstractmethod
+    def allowed(self, output: Sequence[int]) -> Tensor | None: ...
+
+    @abstractmethod
+    def forced(self, output: Sequence[int]) -> Sequence[int]: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """The request has ended."""
+
+
+def wait_for(masks: Sequence[RemoteMask], seconds: float) -> None:
+    """Until nothing is being computed any more, or nothing has come for so long; at most ten times that."""
+    last = began = time.monotonic()
+    left = [mask for mask in masks if mask.waiting]
+    while left:
+        now = time.monotonic()
+        room = min(last + seconds, began + 10 * seconds) - now
+        if room <= 0:
+            return
+        wait_any({connection for mask in left if (connection := mask.connection)}, room)  # some share one
+        still = [mask for mask in left if mask.waiting]
+        if len(still) < len(left):
+            last = time.monotonic()
+        left = still
 
 
 def forced_by(mask: TokenMask, output: Sequence[int], vocab_size: int) -> list[int]:
@@ -75,10 +132,10 @@ def _ask(mask: TokenMask, sampling: Sampling, output: Sequence[int], vocab_size:
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or tuple(allowed.shape) != (vocab_size,):
         found = f"{allowed.dtype} {list(allowed.shape)}" if isinstance(allowed, Tensor) else type(allowed).__name__
         raise RequestError(f"the token mask is {found}, expected torch.bool [{vocab_size}] or None.")
-    barred = list(sampling.stop_ids) if len(output) < sampling.min_tokens else []
+    barred = sampling.stop_ids and len(output) < sampling.min_tokens
     if barred:
         allowed = allowed.clone()
-        allowed[barred] = False
+        allowed[torch.frombuffer(sampling.stop_array, dtype=torch.long)] = False
     if not bool(allowed.any()):
         because = f" once stop ids are barred until min_tokens ({sampling.min_tokens})" if barred else ""
         raise RequestError(f"the token mask allows no token after {len(output)} output tokens{because}.")

@@ -5,6 +5,7 @@ Per row: penalties, bias and barred tokens; temperature; min-p, top-k, top-p; th
 model itself, before all of that.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,12 +108,18 @@ def _shape(scores: Tensor, row: Row) -> None:
         made = past.times.nonzero()[:, 0]
         times = past.times[made].to(scores.device)
         scores[made.to(scores.device)] -= sampling.presence_penalty + sampling.frequency_penalty * times
-    for token, bias in sampling.logit_bias.items():
-        scores[token] += bias
-    if len(row.output) < sampling.min_tokens:
-        scores[list(sampling.stop_ids)] = -torch.inf
+    if sampling.logit_bias:
+        tokens, biases = sampling.bias_arrays
+        scores[_tensor(tokens, torch.long, scores)] += _tensor(biases, torch.float32, scores)
+    if sampling.stop_ids and len(row.output) < sampling.min_tokens:
+        scores[_tensor(sampling.stop_array, torch.long, scores)] = -torch.inf
     if row.allowed is not None:
         scores.masked_fill_(~row.allowed.to(scores.device), -torch.inf)
+
+
+def _tensor(numbers: "array[int] | array[float]", dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Shares the memory of an array that is not empty, or copies it to the device of `like`."""
+    return torch.frombuffer(numbers, dtype=dtype).to(like.device)
 
 
 def _past(row: Row, vocab_size: int) -> Past:

@@ -1,5 +1,6 @@
 """How a request wants its tokens chosen, checked when it is made. No torch."""
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,11 +30,15 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # stop strings; one that ends within min_tokens is ordinary text
     logprobs: int | None = None  # of the chosen token and the n likeliest, before penalties and filters
+    prompt_logprobs: int | None = None  # the same of every prompt token but the first
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "min_tokens", "top_k", "seed"):
             self._expect(name, are_whole([getattr(self, name)]), "a whole number")
-        self._expect("logprobs", self.logprobs is None or are_whole([self.logprobs]), "a whole number or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            most = getattr(self, name)
+            self._expect(name, most is None or are_whole([most]), "a whole number or None")
+            self._expect(name, most is None or 0 <= most <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
         self._expect("max_tokens", self.max_tokens >= 1, "at least 1")
         self._expect("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens ({self.max_tokens})")
         divisor = self.temperature == 0.0 or _is_factor(self.temperature)
@@ -48,7 +53,6 @@ class Sampling:
         self._expect("logit_bias", all(abs(bias) <= LARGEST for bias in biases), "numbers of -1000000 to 1000000")
         texts = not isinstance(self.stop, str) and all(isinstance(text, str) and text for text in self.stop)
         self._expect("stop", texts, "a tuple of strings that are not empty")
-        self._expect("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
         self._expect("seed", -(1 << 63) <= self.seed < 1 << 63, "a number that fits 64 bits")
 
     @cached_property
@@ -59,6 +63,20 @@ class Sampling:
     def shapes(self) -> bool:
         """Whether scores are changed before temperature and filters."""
         return self.penalizes or bool(self.logit_bias) or bool(self.stop_ids and self.min_tokens)
+
+    @cached_property
+    def bias_arrays(self) -> "tuple[array[int], array[float]]":
+        """Token ids (int64) and what is added to each (fp32): made once, since a step should not loop over them."""
+        return array("q", self.logit_bias), array("f", self.logit_bias.values())
+
+    @cached_property
+    def stop_array(self) -> "array[int]":
+        """The stop ids as int64."""
+        return array("q", self.stop_ids)
+
+    @cached_property
+    def stop_set(self) -> frozenset[int]:
+        return frozenset(self.stop_ids)
 
     @property
     def filters(self) -> bool:

@@ -94,6 +94,19 @@ def test_a_killed_engine_fails_its_requests_and_can_be_started_again(engine: Eng
     assert len(tokens_of(again)) == 7
 
 
+def test_only_a_kill_from_outside_is_put_down_to_the_kernel(spec: EngineSpec) -> None:
+    with EngineProcess(spec) as engine:
+        engine.ready.result(PATIENCE_S)
+        engine.kill("it gave no sign of life for 3 s")
+        reason = str(engine.fallen.result(PATIENCE_S))
+        assert f"(pid {engine.pid}) was killed by this program: it gave no sign of life for 3 s" in reason
+        assert "kernel" not in reason
+        engine.restart()
+        engine.ready.result(PATIENCE_S)
+        os.kill(engine.pid, signal.SIGKILL)
+        assert "most often by the kernel, when memory runs out" in str(engine.fallen.result(PATIENCE_S))
+
+
 def test_requests_during_a_restart_are_refused_or_served(engine: EngineProcess) -> None:
     """And an end by a signal without a name is noticed like any other."""
     streams: list[Stream] = []

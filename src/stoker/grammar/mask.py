@@ -1,0 +1,387 @@
+"""A grammar as the engine's token mask. Masks are computed in a worker process; nobody here waits for them unasked.
+
+Requests with the same grammar share a worker, which compiles it once. A worker that takes too long or dies costs the
+request whose question it was at; the others are asked again in a new one, for a mask follows from the output alone.
+"""
+
+import json
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.errors import RequestError
+from stoker.grammar.processes import Child, Crashed, ForkServer
+from stoker.speculate.mask import RemoteMask
+
+if TYPE_CHECKING:
+    from stoker.server.grammar import Grammar
+
+START_S = 60.0  # for a worker to begin: the fork server may have to load the tokenizer first
+COMPILE_S = 10.0  # for a grammar that the server has checked in less
+QUESTION_S = 2.0  # for one question: the masks of one step
+REPLAY_S = 0.001  # more for each token that the matcher must consume before
+SLOW_S, MOST_SLOW_S = 0.05, 20.0  # questions that take longer than the first may take the second together
+LINE_BYTES = 32 * 1024  # of questions a busy worker is sent: what surely fits its socket
+KEPT = 2  # workers without a request that stay, for a client that comes back with the same tools
+KEPT_BYTES = 16 * 2**20  # that such a worker may have grown by
+
+
+class Question(NamedTuple):
+    mask: "GrammarMask"
+    message: bytes
+    seconds: float
+
+
+@dataclass(eq=False)
+class Worker:
+    """A child process with one grammar, for all requests that have it."""
+
+    server: ForkServer
+    lark: str
+    longest: int  # bytes of an answer
+    masks: "set[GrammarMask]" = field(default_factory=set)
+    unsent: deque[Question] = field(default_factory=deque)
+    line: deque[Question] = field(default_factory=deque)  # sent; the child is at the first
+    failure: RequestError | None = None  # for whoever asks from now on
+    grown: int = 0  # bytes beside those that it shares with the fork server, at most
+
+    def __post_init__(self) -> None:
+        self._child: Child = self.server.fork()
+        self._compiled: bool | None = None  # None: not there yet
+        self._since = time.monotonic()
+        self._next = 0
+        self._ended: list[int] = []  # requests that it may forget
+
+    @property
+    def connection(self) -> Connection:
+        return self._child.connection
+
+    @property
+    def resting(self) -> bool:
+        """Whether it waits for questions, so that it reads what it is sent."""
+        return self._compiled is True and not self.line and not self.unsent and self.failure is None
+
+    def number(self) -> int:
+        """For a request that comes to it."""
+        self._next += 1
+        return self._next
+
+    def poll(self) -> None:
+        """Takes the answers that are there, sends what can be sent, and gives up what takes too long. Never waits."""
+        try:
+            while self.failure is None and self.connection.poll():
+                self._take()
+            self._send()
+        except (Crashed, OSError, ValueError, LookupError, TypeError):  # gone, or what it says makes no sense
+            self._fail(Crashed())
+            return
+        limit = self.line[0].seconds if self.line else COMPILE_S if self._compiled is False else START_S
+        if (self.line or not self._compiled) and time.monotonic() - self._since > limit:
+            what = f"{limit:.3g} s for the masks of one step" if self._compiled else f"{limit:g} s to compile"
+            self._fail(RequestError(f"the grammar is too complex: it takes more than {what}. Simplify it."))
+
+    def leave(self, mask: "GrammarMask", number: int) -> None:
+        """Nobody waits for this request any more. A worker that is busy with it alone is ended at once."""
+        self.masks.discard(mask)
+        self.unsent = deque(question for question in self.unsent if question.mask is not mask)
+        self._ended.append(number)
+        if not self.masks and not self.resting:
+            self.end(RequestError("nobody waits for this grammar any more."))
+        self.poll()
+
+    def end(self, failure: RequestError) -> None:
+        self.failure = self.failure or failure
+        self._child.kill()
+
+    def _take(self) -> None:
+        found = self._child.receive(self.longest)
+        now = time.monotonic()
+        if found is None:  # it is there, and reads
+            self._compiled = False
+            self._child.send(self.lark.encode())
+        elif not self._compiled:
+            self._compiled = True
+            if error := found[0]["error"]:
+                self._fail(RequestError(f"the grammar cannot be used: {error}"))
+        else:
+            question = self.line.popleft()
+            self.grown = int(found[0]["grown"])
+            question.mask.answered(found[0], found[1], now - self._since)
+        self._since = now
+
+    def _send(self) -> None:
+        if self._ended and self.resting:
+            self._child.send(json.dumps({"forget": self._ended}).encode())
+            self._ended = []
+        while self.unsent and self._compiled and self.failure is None:
+            question = self.unsent[0]
+            if self.line and sum(len(each.message) for each in (*self.line, question)) > LINE_BYTES:
+                return
+            if not self.line:
+                self._since = time.monotonic()
+            self._child.send(question.message)  # if it is gone already, this question is not to blame
+            self.line.append(self.unsent.popleft())
+
+    def _fail(self, error: RequestError) -> None:
+        """Ends it. Who was being answered fails; before anything was compiled, that is everybody."""
+        suspects = [self.line[0].mask] if self.line else [] if self._compiled else list(self.masks)
+        self.end(error)
+        for mask in list(self.masks):
+            mask.lost(error if mask in suspects else None)
+
+
+class Workers(threading.local):
+    """Those of one engine, which is stepped by one thread."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[ForkServer, str], Worker] = OrderedDict()
+
+    def get(self, server: ForkServer, lark: str, longest: int) -> Worker:
+        worker = self._found.pop((server, lark), None)
+        if worker is None or worker.failure is not None:
+            worker = Worker(server, lark, longest)
+        self._found[server, lark] = worker
+        return worker
+
+    def tidy(self) -> None:
+        """Ends workers that nobody uses, but for the last few that are small."""
+        kept = 0
+        for key, worker in reversed(list(self._found.items())):
+            if worker.masks and worker.failure is None:
+                continue
+            kept += 1
+            if worker.failure is not None or kept > KEPT or worker.grown > KEPT_BYTES:
+                worker.end(RequestError("it is not used any more."))
+                del self._found[key]
+
+
+WORKERS = Workers()
+
+
+class GrammarMask(RemoteMask):
+    """One request's way through a grammar. Answers depend on `output` alone.
+
+    A question covers a text and drafts behind it; what it brought is kept until the next one.
+    """
+
+    def __init__(self, grammar: "Grammar") -> None:
+        self._grammar = grammar
+        self._worker: Worker | None = None
+        self._number = 0
+        self._known: list[int] = []  # what the worker's matcher has consumed for this request
+        self._asked: tuple[list[int], list[int], Tensor | None] | None = None  # text, drafts and first mask, under way
+        self._text: list[int] | None = None  # that the answers are about ...
+        self._behind: list[int] = []  # ... the drafts behind it, or what is forced there
+        self._masks: list[Tensor] = []  # after the text, and after each draft that may stand
+        self._forced: list[int] = []
+        self._room = 0
+        self._error: RequestError | None = None
+        self._slow = 0.0
+
+    # -- as the engine asks it
+
+    @property
+    def connection(self) -> Connection | None:
+        return self._worker.connection if self._worker and self.waiting else None
+
+    @property
+    def waiting(self) -> bool:
+        if self._asked and self._worker:
+            self._worker.poll()
+        return self._asked is not None
+
+    def ask(self, output: Sequence[int], drafts: Sequence[int] = (), room: int = 0) -> int:
+        text, behind, covered = self._segment(output, list(drafts))
+        if text is None:
+            if self._error is None:
+                self._attach()  # it compiles while the model thinks
+            return covered
+        if self.waiting or self._error:
+            return 0
+        first = self._masks[0] if text == self._text else None
+        if first is None or (behind and not self._forced and behind != self._behind and first[behind[0]]):
+            self._ask(text, behind, first, room)
+        return covered
+
+    def ready(self, output: Sequence[int]) -> bool:
+        text = self._ruled(output)
+        if text is None:
+            return True
+        return not self.waiting and (self._error is not None or self._text == text)
+
+    def allowed(self, output: Sequence[int]) -> Tensor | None:
+        text = self._ruled(output)
+        if text is None:
+            free = self._grammar.opened_by is not None
+            return None if free else _thinking(self._grammar.vocab_size, self._grammar.ends)
+        place = self._place(text)
+        if place is None:
+            self._wait(text)
+            place = 0
+        if place >= len(self._masks):
+            raise RequestError("the grammar has nothing to say behind this draft.")
+        return self._masks[place]
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        text = self._ruled(output)
+        if text is None:
+            return ()
+        if text != self._text or not self._room:
+            self._wait(text)
+        return self._forced
+
+    def close(self) -> None:
+        if self._worker:
+            self._worker.leave(self, self._number)
+            self._worker = None
+            WORKERS.tidy()
+
+    # -- as its worker answers
+
+    def answered(self, head: dict[str, object], masks: bytes, seconds: float) -> None:
+        assert self._asked is not None
+        (text, behind, first), self._asked = self._asked, None
+        if seconds > SLOW_S:
+            self._slow += seconds
+        if "error" in head:
+            self._known = []
+            self._error = RequestError(f"the grammar failed: {head['error']}")
+        elif self._slow > MOST_SLOW_S:
+            self._error = RequestError(
+                f"the grammar is too complex: its masks took {self._slow:.0f} s, and may take {MOST_SLOW_S:g}."
+            )
+        else:
+            self._forced = [int(token) for token in head["forced"]]  # type: ignore[attr-defined]
+            self._text, self._behind = text, self._forced or behind
+            self._known = (text + self._behind)[: int(head["at"])]  # type: ignore[call-overload]
+            count = int(head["masks"])  # type: ignore[call-overload]
+            found = _unpacked(masks, count, self._grammar.vocab_size)
+            self._masks = found if first is None else [first, *found]
+
+    def lost(self, error: RequestError | None) -> None:
+        """Its worker is gone: `error` if this request is to blame, else the question is asked again."""
+        self._worker, self._known = None, []
+        asked, self._asked = self._asked, None
+        if not asked:
+            self._error = error
+        elif not error:
+            self._ask(*asked, self._room)
+        elif asked[2] is None or self._slow > MOST_SLOW_S:
+            self._error = error
+        else:  # that text may never come about: the step goes without drafts
+            self._slow += QUESTION_S
+            self._text, self._behind, self._masks, self._forced = asked[0], asked[1], [asked[2]], []
+
+    # -- details
+
+    def _ruled(self, output: Sequence[int]) -> list[int] | None:
+        """The part of the output that the grammar is about; None where there are no rules."""
+        tokens = list(output)
+        if self._grammar.opened_by is not None:
+            if self._grammar.opened_by not in tokens:
+                return None
+            tokens = tokens[len(tokens) - tokens[::-1].index(self._grammar.opened_by) :]
+            return None if any(token in tokens for token in self._grammar.closed_by) else tokens
+        if self._grammar.after is None:
+            return tokens
+        try:
+            return tokens[tokens.index(self._grammar.after) + 1 :]
+        except ValueError:
+            return None
+
+    def _segment(self, output: Sequence[int], drafts: list[int]) -> tuple[list[int] | None, list[int], int]:
+        """What one question can be about: the first text with rules, the drafts behind it that go on with it, and how
+        many drafts that covers, those without rules included."""
+        switches = {self._grammar.after, self._grammar.opened_by, *self._grammar.closed_by}
+        text = self._ruled(output)
+        if switches.isdisjoint(drafts):
+            return text, [] if text is None else drafts, len(drafts)
+        begun, behind = 0, 0
+        for count in range(1, len(drafts) + 1):
+            found = self._ruled([*output, *drafts[:count]])
+            if text is None:
+                text, begun = found, count
+            elif found == text + drafts[begun:count]:
+                behind = count - begun
+            elif found is not None:
+                return text, drafts[begun : begun + behind], count - 1
+        return text, drafts[begun : begun + behind], len(drafts)
+
+    def _place(self, text: list[int]) -> int | None:
+        """How many drafts lie between what was last asked about and `text`; None if it was about another."""
+        if self._text is None or self._text != text[: len(self._text)]:
+            return None
+        behind = text[len(self._text) :]
+        return len(behind) if behind == self._behind[: len(behind)] else None
+
+    def _wait(self, text: list[int]) -> None:
+        """For those who are in no hurry: asks, and waits for the answer. Raises what the request fails with."""
+        while self.waiting:
+            self._sleep()
+        if self._error is None:
+            self._ask(text, [], None, room=16)
+        while self.waiting:
+            self._sleep()
+        if self._error is not None:
+            error, self._error, self._text = self._error, None, None
+            raise error
+
+    def _sleep(self) -> None:
+        assert self._worker is not None
+        self._worker.connection.poll(0.1)
+
+    def _attach(self) -> Worker | None:
+        """Its worker; None, with an error, if none could be started."""
+        if self._worker is None or self._worker.failure is not None:
+            try:
+                self._worker = WORKERS.get(
+                    self._grammar.server, self._grammar.lark, 2**20 + 64 * self._grammar.vocab_size
+                )
+            except RequestError as error:
+                self._error = error
+                return None
+            self._worker.masks.add(self)
+            self._number, self._known = self._worker.number(), []
+        return self._worker
+
+    def _ask(self, text: list[int], drafts: list[int], first: Tensor | None, room: int) -> None:
+        worker = self._attach()
+        if worker is None:
+            return
+        keep = _common(self._known, text)
+        add = text[keep:]
+        question = {"keep": keep, "add": add, "drafts": drafts, "room": room, "first": first is None}
+        message = json.dumps({"id": self._number, **question}).encode()
+        self._asked, self._room = (text, drafts, first), room
+        worker.unsent.append(Question(self, message, QUESTION_S + REPLAY_S * len(add)))
+        worker.poll()
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Tokens that both begin with."""
+    if other[: len(one)] == one:
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _unpacked(masks: bytes, count: int, vocab_size: int) -> list[Tensor]:
+    if not count:
+        return []
+    bits = np.frombuffer(masks, dtype=np.uint8).reshape(count, -1)
+    return list(torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")[:, :vocab_size].view(np.bool_)))
+
+
+def _thinking(vocab_size: int, ends: tuple[int, ...]) -> Tensor:
+    """While the model thinks, only the end of its answer is barred."""
+    allowed = torch.ones(vocab_size, dtype=torch.bool)
+    allowed[list(ends)] = False
+    return allowed

@@ -1,0 +1,277 @@
+"""Tool calls as grammar rules: a tool's whole schema holds in the XML form and in the JSON form of a call.
+
+In the XML form strings are plain text and everything else is JSON. The parser tells them apart by the schema's types,
+so a text that it would read as a number or as null is no string of a parameter that may be one. What of a schema cannot
+be held raises `Unheld`; nothing but annotations is ignored.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from stoker.server.parse.schemas import ALL, kind_of, mapped, parameter_types, target, value_types
+from stoker.server.parse.tags import VALUE_ENDS
+from stoker.server.text_rules import ANY, ANY_RULE, TextRules, Unheld, literal, regex, whole_pattern
+
+# At most that much white space between two parts of a JSON text: enough to indent, and no model can get lost in it.
+WHITE_SPACE = {"whitespace_flexible": True, "whitespace_pattern": "[ \\t\\n]{0,24}"}
+# Beside plain text there is none to skip: the grammar library tells text from JSON by its characters alone.
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+# without the parser's bounds: more is barred, by a far smaller automaton
+_ENDS = "|".join(VALUE_ENDS).replace("{0,64}", "*").replace("{1,64}", "+")
+COMMON_RULES = [
+    ANY_RULE,
+    f"IN_VALUE: {ANY} & ~{regex(f'(?s:.*)(?:{_ENDS})(?s:.*)')}",
+    "NEWLINE: /\\n/",
+]
+_SPACE = r"[ \t\r\n]*"
+_NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_READ_AS = {
+    "null": "null|None",
+    "boolean": "true|false|True|False",
+    "integer": _NUMBER,
+    "number": _NUMBER,
+    "array": r"\[(?s:.*)",
+    "object": r"\{(?s:.*)",
+}
+_ROOT_UNHELD = (
+    *("not", "if", "const", "enum", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
+    *("unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+_MOST_SHAPES = 64
+JsonRule = Callable[[Mapping[str, Any]], str]  # `%json` with limits on its size
+
+
+def json_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str]:
+    """Rules for what stands between the tags of a call in JSON."""
+    arguments = {"type": "object"} if schema in (None, {}) else relocated(schema)
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    if _refers(schema):
+        call["$defs"] = {"tool": relocated(schema)}
+    return [f"{rule}: NEWLINE {rule}_json NEWLINE", f"{rule}_json: {json_rule({**call, 'x-guidance': WHITE_SPACE})}"]
+
+
+def xml_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str]:
+    """Rules for what stands between the tags of a call in XML: parameters in the order of the schema, those that are
+    not required at the model's choice."""
+    root: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+    texts = TextRules(root, rule.upper())
+    lines, bodies = [], []
+    for number, shape in enumerate(_shapes(root, root, 0)):
+        parts = []
+        for place, key in enumerate(shape.names()):
+            conditions = shape.conditions(key)
+            if False in conditions:
+                if key in shape.required:
+                    raise Unheld(f"required names {key[:100]!r}, which additionalProperties or properties forbid")
+                continue
+            if not key or re.search(r"[<>\n]", key) or key != key.strip():
+                raise Unheld(f"the parameter {key[:100]!r} cannot be written in a call")
+            part = f"{rule}_{number}_{place}"
+            value = _value(part, conditions, parameter_types(root, key), root, texts, json_rule)
+            head = literal(f"<parameter={key}>\n")
+            lines += [f"{part}: {head} {value[0]}", *value[1:]]
+            parts.append(part if key in shape.required else f"{part}?")
+        free = f"{rule}_{number}_free"
+        found = _free(free, shape, root, texts, json_rule)
+        bodies.append(" ".join([*parts, f"{free}*"] if found else parts))
+        lines += found
+    head = regex(rf"[ \n]{{0,2}}<function={_escaped(name)}>\n")
+    body = " | ".join(dict.fromkeys(bodies)) or '""'
+    return [f"{rule}: {head} ({body}) {literal('</function>' + chr(10))}", *lines, *texts.lines]
+
+
+def free_text(strict: Sequence[str], all_strict: bool) -> str:
+    """A terminal for what may follow an opening tag and is no call of a strict tool."""
+    names = "|".join(map(_escaped, strict))
+    starts = r"[{<]" if all_strict else r"\{"
+    barred = rf"{_SPACE}{starts}(?s:.*)|(?s:.*)<function=[ \t]*(?:{names})[ \t]*>(?s:.*)"
+    return f"{ANY} & ~{regex(barred)}"
+
+
+def relocated(schema: Any) -> Any:
+    """With references to its own root pointing to `$defs/tool` instead."""
+
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        reference = found.get("$ref")
+        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+            found["$ref"] = "#/$defs/tool" + reference[1:]
+        return found
+
+    return mapped(schema, change)
+
+
+@dataclass
+class _Shape:
+    """Object schemas that all hold, with what is required by any of them."""
+
+    schemas: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def required(self) -> list[str]:
+        found = [name for schema in self.schemas for name in schema.get("required") or []]
+        return list(dict.fromkeys(name for name in found if isinstance(name, str)))
+
+    def names(self) -> list[str]:
+        listed = [name for schema in self.schemas for name in schema.get("properties") or {}]
+        return list(dict.fromkeys([*listed, *self.required]))
+
+    def conditions(self, name: str) -> list[Any]:
+        """Schemas that a parameter must hold."""
+        found = []
+        for schema in self.schemas:
+            own = [schema["properties"][name]] if name in (schema.get("properties") or {}) else []
+            for pattern, condition in (schema.get("patternProperties") or {}).items():
+                if not re.fullmatch(r"\^[A-Za-z0-9_-]+", pattern):  # the client's patterns are not run here
+                    raise Unheld("patternProperties beside named parameters cannot be held unless they begin so: ^text")
+                if name.startswith(pattern[1:]):
+                    own.append(condition)
+            found += own or [schema.get("additionalProperties", True)]
+        return found
+
+
+def _shapes(schema: Any, root: Any, depth: int) -> list[_Shape]:
+    """Every way to satisfy a schema of an object."""
+    if schema is True or schema == {}:
+        return [_Shape()]
+    if not isinstance(schema, Mapping) or depth > 16:
+        raise Unheld("the parameters are not the schema of an object" if depth <= 16 else "$ref is nested too deeply")
+    for keyword in _ROOT_UNHELD:
+        if keyword in schema:
+            raise Unheld(f"{keyword} cannot be held for all parameters together")
+    named = schema.get("type", "object")
+    if named != "object" and not (isinstance(named, list) and "object" in named):
+        raise Unheld("type of the parameters is not object")
+    for keyword, kind in (("properties", Mapping), ("patternProperties", Mapping), ("required", list)):
+        if not isinstance(schema.get(keyword, kind()) if kind is list else schema.get(keyword, {}), kind):
+            raise Unheld(f"{keyword} is not as JSON schema has it")
+    factors = [[_Shape([schema])]]
+    if "$ref" in schema:
+        found = target(root, schema["$ref"])
+        if found is None:
+            raise Unheld(f"$ref {str(schema['$ref'])[:100]!r} points to nothing within the schema")
+        factors.append(_shapes(found, root, depth + 1))
+    for entry in schema.get("allOf") or []:
+        factors.append(_shapes(entry, root, depth + 1))
+    for keyword in ("anyOf", "oneOf"):
+        if schema.get(keyword):
+            choices = [_shapes(entry, root, depth + 1) for entry in schema[keyword]]
+            if keyword == "oneOf" and not _told_apart(choices):
+                raise Unheld("oneOf cannot be held unless a required parameter has other constants in each choice")
+            factors.append([shape for choice in choices for shape in choice])
+    count = 1
+    for factor in factors:
+        count *= len(factor)
+    if count > _MOST_SHAPES:
+        raise Unheld(f"anyOf leaves {count:,} combinations of parameters, and at most {_MOST_SHAPES} can be held")
+    shapes = [_Shape([each for part in chosen for each in part.schemas]) for chosen in product(*factors)]
+    for shape in shapes:
+        _check_count(shape)
+    return shapes
+
+
+def _check_count(shape: _Shape) -> None:
+    for schema in shape.schemas:
+        if schema.get("minProperties", 0) > len(shape.required):
+            raise Unheld("minProperties cannot be held beyond the number of required parameters")
+        if schema.get("maxProperties", len(shape.names())) < len(shape.names()):
+            raise Unheld("maxProperties cannot be held below the number of named parameters")
+
+
+def _told_apart(choices: list[list[_Shape]]) -> bool:
+    """Whether no two choices can hold at once, by the constants of a parameter that all require."""
+    shapes = [shape for choice in choices for shape in choice]
+    for name in shapes[0].required if shapes else []:
+        seen: list[str] = []
+        for shape in shapes:
+            conditions = shape.conditions(name) if name in shape.required else []
+            given = [entry for entry in conditions if isinstance(entry, Mapping) and {"const", "enum"} & entry.keys()]
+            if not given:
+                break
+            values = [given[0]["const"]] if "const" in given[0] else given[0]["enum"]
+            seen += {json.dumps(value, sort_keys=True) for value in values if kind_of(value) != "number"} or ["?"]
+        else:
+            if len(set(seen)) == len(seen) and "?" not in seen:
+                return True
+    return len(choices) < 2
+
+
+def _value(
+    rule: str, conditions: list[Any], types: frozenset[str], root: Any, texts: TextRules, json_rule: JsonRule
+) -> list[str]:
+    """An expression for a value with its end, and the lines it needs. `types` are what the parser takes it for."""
+    schema: Any = conditions[0] if len(conditions) == 1 else {"allOf": [entry for entry in conditions if entry != {}]}
+    end, lines, choices = literal("\n</parameter>\n"), [], []
+    text = texts.expression(schema) if not types or "string" in types else None
+    if text is not None:
+        parts = ["IN_VALUE"] if text == ANY else [text, "IN_VALUE"]
+        taken = [_READ_AS[kind] for kind in sorted(types - {"string"})]
+        if taken:
+            read = "|".join(dict.fromkeys(taken))
+            parts.append("~" + regex(rf"{_SPACE}(?:{read}){_SPACE}(?:\n(?s:.*))?"))
+        lines.append(f"{rule.upper()}_V: ({' & '.join(parts)}) {end}")
+        choices.append(f"{rule.upper()}_V")
+    own = value_types(schema, root)
+    kinds = types & own - {"string"}
+    if kinds:
+        named = sorted(kinds - {"integer"} if "number" in kinds else kinds)
+        document: dict[str, Any] = {"x-guidance": COMPACT if text is not None else WHITE_SPACE}
+        document |= {"allOf": [relocated(schema)], "type": named} if own - kinds or own == ALL else relocated(schema)
+        if _refers(schema):
+            document["$defs"] = {"tool": relocated(root)}
+        lines.append(f"{rule}_json: {json_rule(document)}")
+        choices.append(f"{rule}_json {end}")
+    if not choices:
+        raise Unheld("no value satisfies type, enum and const of a parameter together")
+    return [f"({' | '.join(choices)})", *lines]
+
+
+def _free(rule: str, shape: _Shape, root: Any, texts: TextRules, json_rule: JsonRule) -> list[str]:
+    """Parameters whose names the schema leaves open, where it says anything about them."""
+    patterns = {pattern: entry for schema in shape.schemas for pattern, entry in _patterns(schema).items()}
+    others = [schema.get("additionalProperties", True) for schema in shape.schemas]
+    described = [entry for entry in others if isinstance(entry, Mapping) and entry]
+    if not patterns and (not described or False in others):
+        return []
+    if any("maxProperties" in schema for schema in shape.schemas):
+        raise Unheld("maxProperties cannot be held where names of parameters are open")
+    if patterns and len(shape.schemas) > 1:
+        raise Unheld("patternProperties inside allOf, anyOf or $ref cannot be held")
+    types = parameter_types(root, "\n")  # of a name that is not listed
+    name = r"/[^<>\s](?:[^<>\n]{0,62}[^<>\s])?/"
+    listed = " | ".join(literal(key) for key in shape.names())
+    named = f"{name} & ~({listed})" if listed else name
+    choices, lines = [], []
+    held = [regex(whole_pattern(pattern)) for pattern in patterns]
+    for place, condition in enumerate(patterns.values()):
+        if condition is not False:
+            apart = "".join(f" & ~{other}" for other in held if other != held[place])
+            choices.append((f"{named} & {held[place]}{apart}", [condition]))
+    if described and False not in others:
+        choices.append((named + "".join(f" & ~{other}" for other in held), others))
+    for place, (names, conditions) in enumerate(choices):
+        part = f"{rule}_{place}"
+        value = _value(part, conditions, types, root, texts, json_rule)
+        lines += [f"{part.upper()}_N: {names}", f'{part}: "<parameter=" {part.upper()}_N ">\\n" {value[0]}', *value[1:]]
+    return [f"{rule}: {' | '.join(f'{rule}_{place}' for place in range(len(choices)))}", *lines] if choices else []
+
+
+def _patterns(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = schema.get("patternProperties") or {}
+    return found
+
+
+def _refers(schema: Any) -> bool:
+    return '"$ref"' in json.dumps(schema)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_ -]", lambda found: f"\\x{{{ord(found.group()):x}}}", text)
