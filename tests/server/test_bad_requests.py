@@ -57,7 +57,6 @@ def test_bodies(server: Running, body: bytes, status: int, words: str) -> None:
     [
         ({"max_tokens": -5}, "max_tokens is -5, expected at least 1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_tokens": 10**30}, "> context 8,192"),
         ({"max_tokens": "many"}, "integer"),
         ({"max_tokens": True}, "integer"),
         ({"temperature": -1}, "temperature is -1"),
@@ -83,7 +82,7 @@ def test_bodies(server: Running, body: bytes, status: int, words: str) -> None:
         ({"stop_token_ids": [-1]}, "outside the vocabulary"),
         ({"tool_choice": "required"}, "no tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "called 'a b'"),
-        ({"tools": [{"type": "retrieval"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "no schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "teapot"}}}}, "teapot"),
@@ -132,10 +131,10 @@ def test_sizes(server: Running) -> None:
     long = "word " * 250_000
     response = server.post("/v1/chat/completions", chat_body(long))
     assert response.status_code == 400
-    assert "tokens, and the context is 8,192" in reason(response)
+    assert "maximum context length is 8192 tokens" in reason(response)
     tokens = server.post("/tokenize", {"prompt": long}).json()["count"]
     assert tokens > 200_000
-    assert f"{tokens // 1000}," in reason(response)
+    assert f"the prompt has {tokens // 1000}" in reason(response)
     big = raw(server, b'{"messages": "' + b"x" * (17 << 20) + b'"}')
     assert big.status_code == 413
     assert "16,777,216" in reason(big)

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
@@ -17,8 +19,9 @@ import pytest
 from stoker.demo import EMBEDDED
 from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.errors import RequestError
+from stoker.model.cache import PAGE_SIZE
 from stoker.server.config import ServerConfig
-from stoker.server.memory import MEMINFO, MemoryGuard, Reading, _group_folders, read_memory
+from stoker.server.memory import MEMINFO, MemoryGuard, Reading, _group_folders, check_device, read_memory
 from stoker.server.plan import RUNTIME, plan_engine
 from stoker.speculate.choice import DraftChoice
 from tests.server.faulty import SLOW
@@ -96,6 +99,45 @@ def test_on_a_gpu_the_plan_has_everything_that_is_allocated_there(draft: str) ->
     assert found.counted + found.graphs + RUNTIME <= short.total <= less
     with pytest.raises(RequestError, match=r"buffers of steps .* MiB, buffers of prompts"):
         plan_engine(asked, Reading(plan.total - plan.kv_bytes, 2 * GIB))
+
+
+def long_model(tmp_path: Path) -> ServerConfig:
+    """Made for 262,144 tokens, as the models that are meant are."""
+    write_random_checkpoint(tmp_path, small_config(max_position_embeddings=262_144))
+    return ServerConfig(tmp_path, ("long",), users=4, reserve=0)
+
+
+def test_the_context_is_the_models_own_as_far_as_memory_allows(tmp_path: Path) -> None:
+    asked = long_model(tmp_path)
+    plan = plan_engine(asked, PLENTY)
+    assert plan.context == 262_144
+    assert plan.engine.pages == (262_144 + 3 * 32_768) // PAGE_SIZE
+    page = plan.kv_bytes // plan.engine.pages
+    short = plan_engine(asked, Reading(plan.total - plan.kv_bytes + 1000 * page, PLENTY.total))
+    assert short.context == short.engine.pages * PAGE_SIZE
+    assert 900 * PAGE_SIZE < short.context <= 1000 * PAGE_SIZE + 262_144 // 10
+    with pytest.raises(RequestError, match="one request of 262,144 tokens does not fit"):
+        plan_engine(replace(asked, context=262_144), Reading(short.reading.available, PLENTY.total))
+    with pytest.raises(RequestError, match="does not fit"):
+        plan_engine(asked, Reading(RUNTIME + 16 * page, PLENTY.total))
+
+
+def test_a_card_with_memory_of_its_own_is_judged_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo(tmp_path / "meminfo", 57.8, 128)
+    monkeypatch.setenv(MEMINFO, str(tmp_path / "meminfo"))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (139 * GIB, 140 * GIB))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(is_integrated=False))
+    assert read_memory("cuda") == Reading(139 * GIB, 140 * GIB)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(is_integrated=True))
+    assert read_memory("cuda").available == int(57.8 * (1 << 20)) * 1024
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("cuda:99", "cannot be used|needs a torch"), ("tpu9", "no device"), ("meta", "cpu and cuda")]
+)
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(device: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        check_device(device)
 
 
 def test_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,10 +80,10 @@ def test_an_answer_is_stopped(page: Any, shared: Running) -> None:
 
 
 def test_what_a_server_refuses_is_shown(page: Any) -> None:
-    page.locator("#most").fill("9000")
+    page.locator("#most").fill("-5")
     page.locator("#text").fill("hello")
     page.keyboard.press("Enter")
-    page.locator(".error", has_text="> context 8,192").wait_for()
+    page.locator(".error", has_text="max_tokens is -5").wait_for()
 
 
 def test_what_a_model_writes_is_text_and_never_markup(page: Any) -> None:

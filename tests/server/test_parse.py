@@ -64,6 +64,42 @@ SHORT = {
     "not a function": "<tool_call>\n<function=a\nb>x",
     "not JSON": '<tool_call>\n{"name": tru, "arguments": {}}\n</tool_call>\nx',
     "unclosed": "<tool_call>\n<function=get_train>\n<parameter=city>\nGyőr",
+    "no opening tag": CALL.removeprefix("<tool_call>\n"),
+    "text, no opening tag": "Nézem.\n" + CALL.removeprefix("<tool_call>\n"),
+    "no opening tag, then one": CALL.removeprefix("<tool_call>\n") + "\n" + CALL,
+    "bare, but unknown": "\n<function=other>\n<parameter=a>\n1\n</parameter>\n</function>",
+    "bare, but in a sentence": "Write <function=time>\n</function> to call it",
+    "bare, but no call": "\n<function=time> is the name",
+    "no end of a parameter": CALL.replace("</parameter>\n</function>", "</function>"),
+    "no end before the next": CALL.replace("</parameter>\n<parameter", "<parameter"),
+    "no end before the next, one line": CALL.replace("\n</parameter>\n<parameter=seats>\n", "<parameter=seats>"),
+    "no end before an unknown": CALL.replace("</parameter>\n<parameter=seats", "<parameter=zip"),
+    "no end but the call's": CALL.replace("</parameter>\n</function>\n", ""),
+    "no end of the function": CALL.replace("</function>\n", ""),
+    "no end of the call": CALL.removesuffix("\n</tool_call>") + "\n" + CALL,
+    "no end at all": CALL.replace("</parameter>\n</function>\n</tool_call>", "") + CALL.replace("Győr", "Pécs"),
+    "mention in a thought": "I write <tool_call> and <tool_call>\n<function=x> there.\n</think>\n\nJó.",
+    "json call in a thought": f"Now.\n{JSON_CALL}",
+    "thought ends twice": "a</think>\n\nb</think>c, `</think>` d",
+    "empty call": "a\n<tool_call>\n</tool_call>\nb",
+    "unknown tool": "<tool_call>\n<function=other>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "markup in a value": CALL.replace(
+        "Győr", "<function=time>\n</function>\n<b>é</b> </parameter <parameter=\n<tool_call>"
+    ),
+    "tag in a JSON string": (
+        '<tool_call><function=get_train><parameter=via>["</parameter>", "\\"<parameter=city>"]</parameter></function>'
+    ),
+    "broken JSON string": '<tool_call><function=get_train><parameter=via>\n["a\n</parameter></function></tool_call>x',
+    "given twice": CALL.replace("</function>", "<parameter=city>\nPécs\n</parameter>\n</function>"),
+    "white space": (
+        "<tool_call>  <function= get_train >\n\n <parameter= city >Győr</parameter>\n\n</function>  </tool_call>"
+    ),
+    "half a tag at the end": "<tool_call>\n<function=get_train>\n<parameter=city>\nGyőr\n</param",
+    "half a call at the end": "Jó.\n<tool_call>\n<func",
+    "large numbers": (
+        "<tool_call><function=get_train><parameter=seats>12345678901234567890</parameter><parameter=when>"
+        '{"t": 1e999, "s": "\\ud800"}</parameter></function></tool_call>'
+    ),
     "stray text": "<tool_call><function=time>\nno parameters\n</function></tool_call>",
 }
 
@@ -186,6 +222,55 @@ def test_what_the_short_answers_mean() -> None:
     assert said("unclosed").calls == [Call("get_train", '{"city": "Győr"}')]
     assert parse([SHORT["unclosed"]], complete=False).calls == [Call("get_train", '{"city": "Győr')]
     assert said("stray text").calls == [Call("time", "{}")]
+
+
+def test_what_answers_with_faults_mean() -> None:
+    """The faults that the suites of vLLM, SGLang and llama.cpp know, and some of our own."""
+
+    def said(name: str, thinking: bool = False) -> Message:
+        return parse([SHORT[name]], thinking)
+
+    def arguments(name: str) -> list[Any]:
+        return [json.loads(call.arguments) for call in said(name).calls or []]
+
+    train = {"city": "Győr", "seats": 2}
+    for name in (
+        *("no opening tag", "no end of a parameter", "no end before the next", "no end before the next, one line"),
+        *("no end but the call's", "no end of the function", "given twice"),
+    ):
+        assert arguments(name) == [train], name
+        assert said(name).content == "", name
+    assert said("text, no opening tag").content == "Nézem."
+    assert arguments("text, no opening tag") == [train]
+    assert arguments("no opening tag, then one") == [train, train]
+    for name in ("bare, but unknown", "bare, but in a sentence", "bare, but no call"):
+        assert said(name) == Message("", SHORT[name], []), name
+    assert arguments("no end before an unknown") == [{"city": "Győr", "zip": "2"}]
+    assert arguments("no end of the call") == [train, train]
+    assert said("mention in a thought", True) == Message(
+        "I write <tool_call> and <tool_call>\n<function=x> there.", "Jó.", []
+    )
+    assert said("json call in a thought", True).reasoning == "Now."
+    assert [call.name for call in said("json call in a thought", True).calls or []] == ["get_train"]
+    assert said("thought ends twice", True) == Message("a", "bc, `</think>` d", [])
+    assert said("empty call") == Message("", "a\nb", [])
+    assert said("unknown tool").calls == [Call("other", '{"n": "1"}')]
+    assert arguments("markup in a value")[0]["city"].endswith("</parameter <parameter=\n<tool_call>")
+    assert arguments("tag in a JSON string") == [{"via": ["</parameter>", '"<parameter=city>']}]
+    assert arguments("broken JSON string") == [{"via": '["a'}]
+    assert arguments("white space") == [{"city": "Győr"}]
+    assert arguments("half a tag at the end") == [{"city": "Győr"}]
+    assert said("half a call at the end") == Message("", "Jó.", [])
+    assert arguments("large numbers")[0]["seats"] == 12345678901234567890
+    assert '"t": 1e999' in (said("large numbers").calls or [])[0].arguments
+
+
+def test_a_call_that_is_cut_off_is_never_closed() -> None:
+    """With finish reason length the arguments stay open, so that no client takes half of them for all."""
+    for stop in range(CALL.index("<function") + len("<function=get_train>"), CALL.index("</function>")):
+        for call in parse([CALL[:stop]], complete=False).calls or []:
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(call.arguments)
 
 
 def test_a_string_argument_streams_and_is_valid_json_at_every_stop() -> None:

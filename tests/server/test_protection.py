@@ -1,19 +1,24 @@
 """Who may come in, by which door, and what a hostile template, schema or page can do: nothing."""
 
+import asyncio
 import base64
 import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import pytest
+from typer.testing import CliRunner
 
+from stoker.cli.main import app
 from stoker.demo import EMBEDDED
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
 from stoker.server.conversation import template_tools
 from stoker.server.errors import ApiError
+from stoker.server.guard import Guard
 from stoker.server.protocol.chat import Function, Tool
 from stoker.server.run import listen
 from stoker.server.served import ServedModel
@@ -103,6 +108,131 @@ def test_a_page_cannot_reach_the_server_by_a_name_of_its_own(shared: Running) ->
     assert "access-control-allow-origin" not in shared.get("/state", headers={"origin": "http://evil.example"}).headers
 
 
+GUARDED = {
+    "foreign": ({"origin": "http://evil.example"}, 403),
+    "foreign, not JSON": ({"origin": "http://evil.example", "content-type": "text/plain"}, 403),
+    "a file or a frame": ({"origin": "null"}, 403),
+    "another port": ({"origin": "http://127.0.0.1:1"}, 403),
+    "a form of another site": ({"sec-fetch-site": "cross-site"}, 403),
+    "no address at all": ({"origin": "http://[::1"}, 403),
+    "typed by a user": ({"sec-fetch-site": "none"}, 200),
+    "a program": ({}, 200),
+}
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_a_page_of_another_site_cannot_make_a_browser_compute_here(shared: Running, kind: str) -> None:
+    headers, status = GUARDED[kind]
+    response = shared.post("/tokenize", {"prompt": "x"}, headers=headers)
+    assert response.status_code == status, response.text
+    assert "access-control-allow-origin" not in response.headers
+    assert status == 200 or "--cors-origin" in response.text
+
+
+def test_the_servers_own_page_may_ask_it(shared: Running) -> None:
+    assert shared.post("/tokenize", {"prompt": "x"}, headers={"origin": shared.url}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/json;x=y", None])
+def test_json_is_read_whatever_it_is_called(shared: Running, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    response = httpx.post(shared.url + "/tokenize", content=b'{"prompt": "x"}', headers=headers, timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    form = httpx.post(shared.url + "/tokenize", content=b"prompt=x", headers=headers, timeout=PATIENCE_S)
+    assert form.status_code == 400
+    assert "no JSON" in form.text
+
+
+def test_other_ways_to_ask(shared: Running) -> None:
+    """No CORS unless it is asked for, no WebSockets."""
+    asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    preflight = httpx.request("OPTIONS", shared.url + "/v1/chat/completions", headers=asked, timeout=PATIENCE_S)
+    assert preflight.status_code == 405
+    assert "access-control-allow-origin" not in preflight.headers
+    assert httpx.head(shared.url + "/health", timeout=PATIENCE_S).status_code in (200, 405)
+    upgrade = {
+        "connection": "upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+    }
+    assert shared.get("/health", headers=upgrade).status_code == 200  # as if it had not been asked
+
+
+async def guarded(config: ServerConfig, method: str = "POST", kind: str = "http", **headers: str) -> tuple[int, Any]:
+    """What the guard lets through to an app that answers 200, with the headers of the response."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await Guard(app, config)({"type": kind, "method": method, "path": "/x", "headers": raw}, receive, send)
+    if kind == "websocket":
+        return sent[0]["code"], None
+    return sent[0]["status"], {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def test_pages_that_are_allowed_may_use_the_server() -> None:
+    page, other = "https://chat.example", "https://evil.example"
+    config = ServerConfig(EMBEDDED, ("x",), api_key=KEY, cors_origins=(page,))
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    status, headers = asyncio.run(guarded(config, "OPTIONS", origin=page, **asked))  # a browser sends no key with it
+    assert status == 200
+    assert headers["access-control-allow-origin"] == page
+    assert "authorization" in headers["access-control-allow-headers"]
+    status, headers = asyncio.run(guarded(config, origin=page, authorization=f"Bearer {KEY}"))
+    assert (status, headers["access-control-allow-origin"]) == (200, page)
+    status, headers = asyncio.run(guarded(config, origin=page))
+    assert (status, headers["access-control-allow-origin"]) == (401, page)  # or the page could not read why
+    status, headers = asyncio.run(guarded(config, origin=other, authorization=f"Bearer {KEY}"))
+    assert status == 403
+    assert "access-control-allow-origin" not in headers
+    anyone = ServerConfig(EMBEDDED, ("x",), cors_origins=("*",))
+    status, headers = asyncio.run(guarded(anyone, origin=other))
+    assert (status, headers["access-control-allow-origin"]) == (200, "*")
+    assert asyncio.run(guarded(config, kind="websocket"))[0] == 1008
+
+
+def test_names_that_the_server_answers_to() -> None:
+    def status(name: str, **options: Any) -> int:
+        return asyncio.run(guarded(ServerConfig(EMBEDDED, ("x",), **options), host=name))[0]
+
+    assert status("llm.example") == 403
+    assert status("llm.example", allowed_hosts=("LLM.example",)) == 200
+    assert status("192.168.1.7:8000") == 403
+    open_to_all: dict[str, Any] = {"host": "0.0.0.0"}
+    assert status("evil.example", **open_to_all) == 403
+    assert status("evil.example", **open_to_all, allowed_hosts=("llm.example",)) == 403
+    for host in ("192.168.1.7:8000", "[fe80::1]:8000", "localhost:1", socket.gethostname(), "llm.example:80"):
+        assert status(host, **open_to_all, allowed_hosts=("llm.example",)) == 200, host
+    config = ServerConfig(EMBEDDED, ("x",), host="0.0.0.0", api_key=KEY)
+    assert asyncio.run(guarded(config, host="any.example", x_api_key=KEY))[0] == 200
+    behind = ServerConfig(EMBEDDED, ("x",), allowed_hosts=("llm.example",))  # a proxy that changes the Host
+    assert asyncio.run(guarded(behind, host="127.0.0.1:8000", origin="https://llm.example"))[0] == 200
+
+
+@pytest.mark.parametrize("more", [(), ("--no-key",), ("--api-key", "x")])
+def test_serving_everybody_without_a_key_is_said_loudly(more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_API_KEY", raising=False)
+    monkeypatch.setattr("stoker.server.run.serve", lambda *arguments, **options: None)
+    result = CliRunner().invoke(app, ["serve", "--model", "demo", "--host", "0.0.0.0", *more])
+    assert result.exit_code == 0, result.output
+    assert ("WARNING: there is no API key" in result.output) == (not more)
+
+
+def test_any_model_name_is_answered_where_that_is_asked_for() -> None:
+    ServedModel(EMBEDDED, ["x"], 8192, {}, any_name=True).check_name("claude-sonnet-5")
+    with pytest.raises(ApiError, match="--any-model"):
+        ServedModel(EMBEDDED, ["x"], 8192, {}).check_name("claude-sonnet-5")
+
+
 def test_the_page_may_load_nothing_from_elsewhere(shared: Running) -> None:
     page = shared.get("/")
     assert "default-src 'self'" in page.headers["content-security-policy"]
@@ -171,6 +301,11 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         {"context": 1},
         {"kv_dtype": "int3"},
         {"draft": "x"},
+        {"api_key": "x", "no_key": True},
+        {"allowed_hosts": ("https://llm.example",)},
+        {"allowed_hosts": ("llm.example:80",)},
+        {"cors_origins": ("llm.example",)},
+        {"cors_origins": ("https://llm.example/",)},
     ):
         with pytest.raises(RequestError):
             ServerConfig(EMBEDDED, ("x",), **given)

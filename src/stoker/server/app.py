@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -11,18 +11,18 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import stoker
 from stoker.server.api import about, chat, completions, messages, page, responses
+from stoker.server.bodies import invalid
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
 from stoker.server.service import Service
-from stoker.server.streaming import ClientGone
+from stoker.server.streaming import ClientGone, JsonResponse
 
 log = logging.getLogger("stoker.server")
-MOST_PROBLEMS = 5  # of a request that are named
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase}
     for status in (400, 401, 403, 404, 405, 408, 413, 429, 500, 503, 504)
@@ -46,6 +46,7 @@ def create_app(service: Service) -> ASGIApp:
         redoc_url=None,
         lifespan=lifespan,
         responses=ERRORS,
+        default_response_class=JsonResponse,
     )
     app.state.service = service
     for module in (about, chat, completions, responses, messages, page):
@@ -61,25 +62,13 @@ def create_app(service: Service) -> ASGIApp:
 
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(request.url.path), error.status, error.headers)
+    return JsonResponse(error.body(request.url.path), error.status, error.headers)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     """What is wrong with a body, field by field."""
     assert isinstance(error, RequestValidationError | ValidationError)
-    problems: Sequence[Any] = error.errors()
-    found = [_problem(each) for each in problems[:MOST_PROBLEMS]]
-    more = len(problems) - len(found)
-    message = "; ".join(found) + (f"; and {more} more" if more > 0 else "")
-    return await _told(request, ApiError(400, f"The request is not valid: {message}."))
-
-
-def _problem(each: dict[str, Any]) -> str:
-    place = ".".join(str(step) for step in each["loc"] if step != "body")
-    if each["type"] == "json_invalid":
-        reason = each.get("ctx", {}).get("error", "")
-        return f"the body is no JSON ({reason} at character {each['loc'][-1]})"
-    return f"{place or 'the body'}: {each['msg']}"
+    return await _told(request, ApiError(400, invalid(error.errors())))
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -109,4 +98,4 @@ async def _nobody(request: Request, error: Exception) -> Response:
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     reason = ApiError(500, f"The server made a mistake: {type(error).__name__}. Its log has the details.")
-    return JSONResponse(reason.body(request.url.path), 500)
+    return JsonResponse(reason.body(request.url.path), 500)

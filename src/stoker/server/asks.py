@@ -6,54 +6,67 @@ The other APIs say their requests again as chat requests and come through here t
 from dataclasses import replace
 from typing import Any
 
+from stoker.server.continued import thinks_at_the_end
 from stoker.server.conversation import template_messages, template_tools, tool_schemas
 from stoker.server.errors import ApiError
 from stoker.server.generation import Ask
-from stoker.server.parse.tools import OPEN
-from stoker.server.protocol.chat import ChatRequest, NamedTool
+from stoker.server.parse.reasoning import CLOSE as THOUGHT_END
+from stoker.server.parse.tags import OPEN
+from stoker.server.protocol.chat import AllowedToolsChoice, ChatRequest, NamedTool
 from stoker.server.sampled import choice_samplings, choices_of, sampling_of
 from stoker.server.service import Service
-from stoker.server.structured import answer_mask, call_mask
+from stoker.server.structured import answer_mask, call_mask, strict_mask
+from stoker.server.thinking_budget import ThinkingBudget
 
 MOST_LOGPROBS = 20
-REFUSED = {
-    "functions": "it was replaced by tools",
-    "function_call": "it was replaced by tool_choice",
-    "chat_template": "only the model's own template is run",
-    "continue_final_message": "an answer always begins a message of its own",
-    "audio": "this server writes text only",
-}
 
 
-def chat_asks(service: Service, body: ChatRequest, clamp: bool = False) -> list[Ask]:
-    """One per choice. Tokenising takes its time, so this runs in a thread.
-
-    With `clamp`, an answer longer than the context has room for is cut there and not refused: clients of the other
-    APIs always name a limit, and seldom one that fits.
-    """
+def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
+    """One per choice. Tokenising takes its time, so this runs in a thread."""
     _refuse(body)
+    body = _only_allowed(body)
     model = service.model
     tools = template_tools(body.tools)
-    messages = template_messages(body.messages, service.config.max_messages)
+    messages = template_messages(body.messages, service.config.max_messages, body.omitted)
     begin = True if body.add_generation_prompt is None else body.add_generation_prompt
-    options = dict(body.chat_template_kwargs or {})
-    prompt = model.render(messages, tools, begin, options)
-    most = _most_tokens(body)
-    if clamp and most is not None:
-        most = min(most, service.room_for_answer(prompt))
-    ask = prompted(service, body, prompt, most, _top_logprobs(body))
-    thinking = model.opens_thought(prompt)
-    ask = replace(ask, boundaries=model.boundaries(prompt), thinking=thinking)
+    going_on = bool(body.continue_final_message)
+    if going_on and body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
+            "message or begins one.",
+            param="continue_final_message",
+        )
+    prompt = model.render(messages, tools, begin, body.template_options, going_on)
+    ask = prompted(service, body, prompt, _most_tokens(body), _top_logprobs(body))
+    thinking = thinks_at_the_end(messages) if going_on else model.opens_thought(prompt)
+    ask = replace(ask, boundaries=model.boundaries(prompt), thinking=thinking, omitted=tuple(body.omitted))
     ask = with_tools(service, ask, body)
     if ask.mask is None:
         ask = replace(ask, mask=answer_mask(model, body.response_format, body.structured_outputs, thinking))
+    ask = with_budget(service, ask, body.thinking_token_budget)
     return [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
 
 
+def with_budget(service: Service, ask: Ask, tokens: int | None) -> Ask:
+    """A thought that the prompt has opened is closed after that many tokens."""
+    if tokens is None or not ask.thinking:
+        return ask
+    name = "thinking_token_budget"
+    if tokens < 0:
+        raise ApiError(400, f"{name} is {tokens}, expected 0 or more.", param=name)
+    close, call = service.model.token_id(THOUGHT_END), service.model.token_id(OPEN)
+    if close is None:
+        raise ApiError(400, f"{name} cannot be kept: {THOUGHT_END} is no token of this model.", param=name)
+    ends = () if ask.tools is None or call is None else (call,)
+    return replace(ask, mask=ThinkingBudget(tokens, close, ends, service.model.vocab_size, ask.mask))
+
+
 def prompted(service: Service, body: Any, prompt: list[int], wanted: int | None, logprobs: int | None = None) -> Ask:
-    """A prompt with the request's sampling, checked against the context. Without a limit, an answer may fill it."""
+    """A prompt with the request's sampling. An answer ends where the context does: agents name a limit with every
+    request, and seldom one that fits."""
     room = service.room_for_answer(prompt)
-    sampling = sampling_of(body, service.model, room if wanted is None else wanted, logprobs)
+    sampling = sampling_of(body, service.model, room if wanted is None else min(wanted, room), logprobs)
     ask = Ask(prompt, sampling)
     service.check(ask)
     return ask
@@ -63,7 +76,7 @@ def with_tools(service: Service, ask: Ask, body: ChatRequest) -> Ask:
     """Calls are looked for, forbidden or forced, as tool_choice says."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     if not body.tools:
-        if choice not in ("none", "auto"):
+        if choice not in ("none", "auto") and not body.omitted:
             raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tool_choice")
         return ask
     schemas = tool_schemas(body.tools)
@@ -73,7 +86,10 @@ def with_tools(service: Service, ask: Ask, body: ChatRequest) -> Ask:
         bias = {**ask.sampling.logit_bias, **({} if token is None else {token: -100.0})}
         return replace(ask, sampling=replace(ask.sampling, logit_bias=bias))
     if choice == "auto":
-        return replace(ask, tools=schemas)
+        strict = tuple(tool.function.name for tool in body.tools if tool.function.strict)
+        formatted = body.structured_outputs or (body.response_format and body.response_format.type != "text")
+        mask = strict_mask(service.model, schemas, strict) if strict and not formatted else None
+        return replace(ask, tools=schemas, strict=strict, mask=mask)
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in schemas:
@@ -83,10 +99,21 @@ def with_tools(service: Service, ask: Ask, body: ChatRequest) -> Ask:
     return replace(ask, tools=schemas, mask=call_mask(service.model, schemas, parallel, ask.thinking))
 
 
+def _only_allowed(body: ChatRequest) -> ChatRequest:
+    """The model is shown the tools that tool_choice allows, and no others."""
+    choice = body.tool_choice
+    if not isinstance(choice, AllowedToolsChoice):
+        return body
+    names = [tool.function.name for tool in choice.allowed_tools.tools]
+    tools = [tool for tool in body.tools or () if tool.function.name in names]
+    unknown = set(names) - {tool.function.name for tool in tools}
+    if unknown:
+        message = f"tool_choice allows {min(unknown)[:200]!r}, which is not among the tools."
+        raise ApiError(400, message, param="tool_choice")
+    return body.model_copy(update={"tools": tools, "tool_choice": choice.allowed_tools.mode if tools else "none"})
+
+
 def _refuse(body: ChatRequest) -> None:
-    for name, reason in REFUSED.items():
-        if getattr(body, name):
-            raise ApiError(400, f"{name} is not supported: {reason}.", param=name)
     if body.modalities and set(body.modalities) != {"text"}:
         raise ApiError(400, f"modalities is {body.modalities}; this server writes text only.", param="modalities")
 

@@ -20,8 +20,12 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    no_key: bool = False  # serving other machines without a key is meant
+    allowed_hosts: tuple[str, ...] = ()  # names that a proxy in front, or a network, calls this server by
+    cors_origins: tuple[str, ...] = ()  # web pages that may use the server from a browser; "*": all
+    any_model: bool = False  # answer whatever model a request names
     draft: str = "auto"
-    context: int | None = None  # tokens of one request; None: as the model has, at most 32,768
+    context: int | None = None  # tokens of one request; None: as the model has, as far as memory allows
     users: int = 8  # requests computed at a time
     kv_dtype: str | None = None
     device: str = "cpu"
@@ -32,8 +36,8 @@ class ServerConfig:
     max_body: int = 16 * MIB
     max_messages: int = 4096  # of one conversation
     request_timeout: float = 3600.0  # s from arrival to the last token
-    body_timeout: float = 30.0  # s for a request to arrive once it has begun
-    stall_timeout: float = 60.0  # s that a client may take nothing of its stream
+    body_timeout: float = 30.0  # s for the head of a request to arrive, and again for its body
+    stall_timeout: float = 30.0  # s that an answer may wait for its client to read
     step_timeout: float = 120.0  # s without a sign of life after which an engine is killed and started again
     drain_timeout: float = 30.0  # s that running requests have to end after SIGTERM
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +57,22 @@ class ServerConfig:
             raise RequestError(f"--port is {self.port}, expected 0 to 65535.")
         if self.api_key is not None and not self.api_key.strip():
             raise RequestError("--api-key is empty. Give a key, or leave the option out to serve without one.")
+        if self.api_key is not None and self.no_key:
+            raise RequestError("--no-key and an API key (--api-key or STOKER_API_KEY) are both given. Leave one out.")
+        for host in self.allowed_hosts:
+            if not host or "/" in host or (":" in host and not host.startswith("[")):
+                raise RequestError(f"--allowed-host is {host!r}, expected a name without a port, such as llm.example.")
+        for origin in self.cors_origins:
+            scheme, _, rest = origin.partition("://")
+            if origin != "*" and (not scheme or not rest or "/" in rest):
+                raise RequestError(
+                    f"--cors-origin is {origin!r}, expected * or an origin such as https://chat.example."
+                )
+
+    @property
+    def open_to_all(self) -> bool:
+        """Whether other machines are answered without a key."""
+        return self.api_key is None and not self.loopback
 
     @property
     def loopback(self) -> bool:

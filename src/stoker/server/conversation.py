@@ -9,21 +9,31 @@ from stoker.server.errors import ApiError
 from stoker.server.protocol.chat import ChatMessage, Tool
 from stoker.server.served import check_text
 
-TOOL_NAME = re.compile(r"[\w.:/-]{1,128}")
+TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 MOST_TOOLS = 1024
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+IMAGE_PARTS = ("image", "image_url", "input_image")
 
 
-def template_messages(messages: Sequence[ChatMessage], most: int) -> list[dict[str, Any]]:
-    """Checked, in the template's words: text only, tool arguments as objects, one system message in front."""
+def template_messages(
+    messages: Sequence[ChatMessage], most: int, omitted: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """Checked, in the template's words: text only, tool arguments as objects, one system message in front.
+
+    A picture in the last message is refused. Earlier ones and those of tools are replaced by a note and added to
+    `omitted`: clients go on sending them, and no session should end for it.
+    """
+    omitted = [] if omitted is None else omitted
     if not messages:
         raise ApiError(400, "messages is empty: a conversation has at least one message.", param="messages")
     if len(messages) > most:
         raise ApiError(400, f"messages has {len(messages):,} entries, and at most {most:,} are taken (--max-messages).")
     found: list[dict[str, Any]] = []
+    newest = newest_place([message.role for message in messages])
     for place, message in enumerate(messages):
         role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-        text = text_of(message.content, f"messages[{place}]")
+        refused = place == newest and role != "tool"
+        text = text_of(message.content, f"messages[{place}]", None if refused else omitted)
         if role == "system" and found and all(entry["role"] == "system" for entry in found):
             found[-1]["content"] += "\n\n" + text  # templates take one
             continue
@@ -50,29 +60,42 @@ def template_messages(messages: Sequence[ChatMessage], most: int) -> list[dict[s
     return found
 
 
-def text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    """The text of a message. A part that is none is refused: this model reads text only."""
+def newest_place(roles: Sequence[str]) -> int:
+    """Of the last message that is no instruction, -1 if there is none."""
+    return max((place for place, role in enumerate(roles) if role not in ("system", "developer")), default=-1)
+
+
+def text_of(content: str | list[dict[str, Any]] | None, where: str, omitted: list[str] | None = None) -> str:
+    """The text of a message. For a part that is none see `part_text`."""
     if content is None:
         return ""
     if isinstance(content, str):
         check_text(content, where)
         return content
-    texts = []
-    for place, part in enumerate(content):
-        kind = part.get("type", "text")
-        if kind not in TEXT_PARTS:
-            raise ApiError(
-                400,
-                f"{where}.content[{place}] is of type {str(kind)[:50]!r}; this server reads text only. "
-                "Leave images, audio and files out.",
-                param=where,
-            )
+    return "".join(part_text(part, f"{where}.content[{place}]", omitted) for place, part in enumerate(content))
+
+
+def part_text(part: dict[str, Any], where: str, omitted: list[str] | None = None) -> str:
+    """The text of one part. One that is none, such as a picture, becomes a note and is added to `omitted`; without that
+    list it is refused, in words by which clients know what to leave out."""
+    kind = part.get("type", "text")
+    if kind in TEXT_PARTS:
         text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
-            raise ApiError(400, f"{where}.content[{place}] has no text.", param=where)
-        check_text(text, f"{where}.content[{place}]")
-        texts.append(text)
-    return "".join(texts)
+            raise ApiError(400, f"{where} has no text.", param=where)
+        check_text(text, where)
+        return text
+    named = "image" if kind in IMAGE_PARTS else str(kind)[:50]
+    refused = f"Could not process {named}"
+    if omitted is not None:
+        omitted.append(named)
+        return f"[{refused}: this model reads text only.]"
+    raise ApiError(
+        400,
+        f"{refused}: {where} is of type {str(kind)[:50]!r}, and this model reads text only. Leave it out.",
+        param=where,
+        code="invalid_image" if named == "image" else None,
+    )
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
@@ -87,13 +110,13 @@ def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
         if not TOOL_NAME.fullmatch(name):
             raise ApiError(
                 400,
-                f"a tool is called {name[:200]!r}; names have 1 to 128 letters, digits or any of _ . : / -",
+                f"a tool is called {name[:200]!r}; names have 1 to 256 letters, digits or any of _ . : / -",
                 param="tools",
             )
         if name in names:
             raise ApiError(400, f"two tools are called {name!r}.", param="tools")
         names.add(name)
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+    return [{**tool.model_dump(exclude_none=True), "type": "function"} for tool in tools]
 
 
 def tool_schemas(tools: Sequence[Tool]) -> dict[str, Any]:

@@ -26,9 +26,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        anthropic_message: str | None = None,
+        anthropic_code: str | None = None,
     ) -> None:
+        """`anthropic_message` is the message where clients of Anthropic's API look for words of its own,
+        `anthropic_code` the error_code by which its SDK chooses an exception."""
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+        self.anthropic_message, self.anthropic_code = anthropic_message or message, anthropic_code
 
     @property
     def headers(self) -> dict[str, str]:
@@ -51,7 +56,10 @@ class ApiError(Exception):
     def anthropic(self) -> dict[str, Any]:
         fallback = "invalid_request_error" if self.status < 500 else "api_error"
         kind = ANTHROPIC_KINDS.get(self.status, fallback)
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        error: dict[str, Any] = {"type": kind, "message": self.anthropic_message}
+        if self.anthropic_code:
+            error["details"] = {"error_code": self.anthropic_code}
+        return {"type": "error", "error": error}
 
     def body(self, path: str) -> dict[str, Any]:
         return self.anthropic() if path.startswith("/v1/messages") else self.openai()

@@ -32,8 +32,10 @@ class Ask:
     boundaries: tuple[int, ...] = ()
     thinking: bool = False  # the prompt has opened a thought
     tools: Mapping[str, Any] | None = None  # schemas by name, where tool calls are looked for
+    strict: tuple[str, ...] = ()  # those whose calls a grammar holds
     parsed: bool = True  # False: the text as it is, for completions
     mask: Callable[[], "TokenMask"] | None = None
+    omitted: tuple[str, ...] = ()  # parts of the request that were left out, which the response says
 
 
 class Delta(NamedTuple):  # one per step and request: cheaper to make than a frozen dataclass
@@ -43,6 +45,7 @@ class Delta(NamedTuple):  # one per step and request: cheaper to make than a fro
     tokens: tuple[int, ...] = ()
     reasoning_tokens: int = 0  # of them, those that went into a thought
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     drafts: tuple[int, ...] = ()
     forced: bool = False
     finish: Finish | None = None
@@ -85,7 +88,7 @@ class Generation:
         self.ask, self.progress = ask, Progress(arrived_at=arrived_at)
         self._stream, self._metrics = stream, metrics
         self._text = model.stream(ask.sampling.stop)
-        self._parser = AnswerParser(ask.thinking, ask.tools) if ask.parsed else None
+        self._parser = AnswerParser(ask.thinking, ask.tools, ask.strict) if ask.parsed else None
         self._timeout = timeout
         left = arrived_at + timeout - time.perf_counter()
         self._timer = asyncio.get_running_loop().call_later(left, self._expire)
@@ -158,6 +161,7 @@ class Generation:
             event.tokens,
             thought,
             event.logprobs,
+            event.prompt_logprobs,
             event.drafts,
             event.forced,
             event.finish,

@@ -35,6 +35,18 @@ def completion_logprobs(found: Sequence[TokenLogprob], model: ServedModel, offse
     }
 
 
+def prompt_logprobs(prompt: Sequence[int], echoed: Sequence[TokenLogprob], model: ServedModel) -> dict[str, Any]:
+    """Of a prompt, where nothing comes before the first token to judge it by."""
+    first = model.token_text(prompt[0])
+    rest = completion_logprobs(echoed, model, len(first))
+    return {
+        "tokens": [first, *rest["tokens"]],
+        "token_logprobs": [None, *rest["token_logprobs"]],
+        "top_logprobs": [None, *rest["top_logprobs"]],
+        "text_offset": [0, *rest["text_offset"]],
+    }
+
+
 def _finite(logprob: float) -> float:
     """JSON has no infinity; this is what the APIs write for a token that could not have come."""
     return max(logprob, -9999.0)

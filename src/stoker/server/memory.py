@@ -1,7 +1,8 @@
 """How much memory there really is, and what is done when it runs short.
 
 On unified memory and on CPUs what counts is what the system could still give without swapping (MemAvailable), or what
-is left of a control group's limit, whichever is less; a driver's own figure knows neither.
+is left of a control group's limit, whichever is less; a driver's own figure knows neither. A card with memory of its
+own is judged by that memory: weights and caches are there, and how much the host has free says nothing about them.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.engine.memory import size
+from stoker.errors import RequestError
 
 log = logging.getLogger("stoker.server")
 
@@ -37,14 +39,13 @@ class Reading:
 
 
 def read_memory(device: str = "cpu") -> Reading:
-    """Of the host, its control group and, for an accelerator with memory of its own, that memory."""
+    """Of an accelerator with memory of its own; else of the host, or its control group if that has less."""
+    if device.startswith("cuda") and (own := _device(device)):
+        return own
     found = _host()
     if not os.environ.get(MEMINFO):
         limits = [Reading(limit - used, limit) for limit, used in _group_limits()]
         found = min([found, *limits], key=lambda reading: reading.available)
-    if device.startswith("cuda"):
-        own = _device(device)
-        found = own if own and own.available < found.available else found
     return found
 
 
@@ -112,6 +113,31 @@ def _device(device: str) -> Reading | None:
     if getattr(properties, "is_integrated", False):
         return None
     return Reading(*torch.cuda.mem_get_info(device))
+
+
+def check_device(device: str) -> None:
+    """Raises for a device that torch has none of, or whose driver it cannot use."""
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise RequestError(f"--device {device} is no device: write cpu, cuda or cuda:0.") from error
+    if kind not in ("cpu", "cuda"):
+        raise RequestError(f"--device {device} cannot be used: models run on cpu and cuda.")
+    if kind == "cpu":
+        return
+    if not torch.backends.cuda.is_built():
+        raise RequestError(
+            f"--device {device} needs a torch with CUDA, and the one installed ({torch.__version__}) has none. "
+            "Install one, or serve with --device cpu."
+        )
+    try:
+        torch.cuda.init()
+        torch.cuda.get_device_properties(device)
+    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no such card
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise RequestError(f"--device {device} cannot be used: {reason}. `nvidia-smi` shows what there is.") from error
 
 
 class MemoryGuard:

@@ -8,13 +8,14 @@ from stoker.engine.memory import DrafterBytes, UnitBytes, size
 from stoker.errors import RequestError
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.config import ModelConfig
-from stoker.model.dflash import DFlashConfig
+from stoker.model.dflash_config import DFlashConfig
 from stoker.model.load import config_dtype
 from stoker.server.config import ServerConfig
 from stoker.server.memory import Reading
 from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
 
-DEFAULT_CONTEXT = 32768
+LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
+SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
 RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
 PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
 STATES_PER_USER = 16  # recurrent states the prefix cache keeps, where memory allows
@@ -46,14 +47,15 @@ class Plan:
 def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     """Refuses, with the numbers, what does not fit beside the reserve."""
     model = ModelConfig.load(config.directory)
-    context = min(config.context or DEFAULT_CONTEXT, model.max_positions)
+    context = config.context or model.max_positions
     if config.context and config.context > model.max_positions:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
     choice = DraftChoice.parse(config.draft)
     slots, each = config.users, -(-context // PAGE_SIZE)
+    wanted = each * slots if config.context else each + (slots - 1) * min(each, SHARED_CONTEXT // PAGE_SIZE)
     # dense models have no kernels of their own on an accelerator
     needs = _on_gpu if config.device.startswith("cuda") and model.moe is not None else _on_cpu
-    weights, own, unit, buffers = needs(config, model, choice, each * slots)
+    weights, own, unit, buffers = needs(config, model, choice, wanted)
     reserve = reading.reserve if config.reserve is None else config.reserve
     room = max(0, reading.available - reserve)
     if config.memory is not None:
@@ -64,7 +66,9 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     else:
         states = config.prefix_cache // (unit.checkpoint or unit.page)
     fixed = slots * unit.slot + states * unit.checkpoint
-    pages = min(each * slots, (budget - fixed) // unit.page)
+    pages = min(wanted, (budget - fixed) // unit.page)
+    if not config.context and LEAST_CONTEXT <= pages * PAGE_SIZE < context:
+        context, each = pages * PAGE_SIZE, pages
     sizes = EngineConfig(max(1, pages), slots, choice.depth, checkpoints=states, kv_dtype=config.kv_dtype)
     items = (
         ("weights", weights),

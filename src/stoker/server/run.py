@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -67,6 +68,15 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _limits(service: Service) -> dict[str, Any]:
+    config = service.config
+    return {
+        "body_timeout": config.body_timeout,
+        "stall_timeout": config.stall_timeout,
+        "others_wait": staticmethod(lambda: len(service.live) > config.users),
+    }
+
+
 class Server(uvicorn.Server):
     def __init__(self, service: Service, announce: Callable[[str], object]) -> None:
         config = service.config
@@ -75,7 +85,7 @@ class Server(uvicorn.Server):
                 create_app(service),
                 host=config.host,
                 port=config.port,
-                http=type("Protocol", (PatientProtocol,), {"head_timeout": config.body_timeout}),
+                http=type("Protocol", (PatientProtocol,), _limits(service)),
                 ws="none",
                 log_config=None,
                 access_log=False,

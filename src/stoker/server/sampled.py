@@ -11,6 +11,7 @@ from stoker.speculate.sampling import Sampling
 
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 1024  # stop strings, and characters of one
+MOST_TOKEN_IDS = 4096  # of logit_bias, and of stop_token_ids
 UNSUPPORTED = {
     "use_beam_search": "beam search is not supported; sample with n instead",
     "prompt_logprobs": "logprobs of the prompt are not computed; ask for logprobs of the answer",
@@ -21,6 +22,7 @@ UNSUPPORTED = {
 def sampling_of(request: Sampled, model: ServedModel, max_tokens: int, logprobs: int | None = None) -> Sampling:
     """Raises ApiError 400 for values that make no sense. Without a seed, every request has one of its own."""
     refuse_unsupported(request)
+    _check_sizes(request)
     given = {name: model.defaults.get(name) for name in SAMPLED}
     given |= {name: getattr(request, name) for name in given if getattr(request, name) is not None}
     top_k = given["top_k"]
@@ -74,6 +76,14 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if longest > LONGEST_STOP:
         raise ApiError(400, f"a stop string has {longest:,} characters, at most {LONGEST_STOP:,} may be.", param="stop")
     return stops
+
+
+def _check_sizes(request: Sampled) -> None:
+    """Every token looks at them, so they must not be many."""
+    for name in ("logit_bias", "stop_token_ids"):
+        count = len(getattr(request, name) or ())
+        if count > MOST_TOKEN_IDS:
+            raise ApiError(400, f"{name} has {count:,} entries, and at most {MOST_TOKEN_IDS:,} are taken.", param=name)
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,31 @@ from stoker.engine.prefix import message_boundaries
 from stoker.engine.text import TextStream
 from stoker.engine.tokenizer import Tokenizer
 from stoker.model.config import ModelConfig
+from stoker.server.continued import open_ended
 from stoker.server.errors import ApiError
 from stoker.server.parse.reasoning import OPEN
 
 MESSAGE_START = "<|im_start|>"
+# what the server itself tells the template
+TAKEN = {
+    "messages",
+    "chat_template",
+    "tools",
+    "begin_answer",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+}
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what generation_config.json may preset
 
 
 class ServedModel:
-    def __init__(self, directory: Path, names: Sequence[str], context: int, options: Mapping[str, Any]) -> None:
-        """`options` are defaults for the chat template, such as enable_thinking."""
-        self.directory, self.names, self.context = directory, tuple(names), context
+    def __init__(
+        self, directory: Path, names: Sequence[str], context: int, options: Mapping[str, Any], any_name: bool = False
+    ) -> None:
+        """`options` are defaults for the chat template, such as enable_thinking. With `any_name` the model answers
+        whatever name it is asked for by."""
+        self.directory, self.names, self.context, self._any_name = directory, tuple(names), context, any_name
         self.config = ModelConfig.load(directory)
         self.tokenizer = Tokenizer(directory)
         self.stop_ids = self.config.eos_token_ids
@@ -41,10 +56,11 @@ class ServedModel:
         return self.config.vocab_size
 
     def check_name(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.names and not self._any_name:
             raise ApiError(
                 404,
-                f"There is no model {name[:200]!r} here; this server has {', '.join(map(repr, self.names))}.",
+                f"There is no model {name[:200]!r} here; this server has {', '.join(map(repr, self.names))}. "
+                "More names: --served-model-name; any name: --any-model.",
                 param="model",
                 code="model_not_found",
             )
@@ -56,7 +72,7 @@ class ServedModel:
         return self.tokenizer.encode(text)
 
     def decode(self, tokens: Sequence[int], special: bool = True) -> str:
-        return str(self._backend.decode(list(tokens), skip_special_tokens=not special))
+        return str(self._backend.decode_batch([list(tokens)], skip_special_tokens=not special)[0])
 
     def stream(self, stops: Sequence[str]) -> TextStream:
         return TextStream(self._backend, stops)
@@ -80,21 +96,44 @@ class ServedModel:
         tools: list[dict[str, Any]] | None = None,
         begin_answer: bool = True,
         options: Mapping[str, Any] | None = None,
+        continue_final: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. Whatever the template finds wrong with it is the request's fault."""
+        """Token ids of a conversation. Whatever the template finds wrong with it is the request's fault.
+
+        With `continue_final` the last message, which is the assistant's, is left open for the model to go on with.
+        """
         if not self.has_template:
             raise ApiError(
                 400, f"{self.name} has no chat template, so it takes no conversations. Use /v1/completions instead."
             )
         given = {**self._options, **(options or {})}
-        taken = {"messages", "tools", "begin_answer", "tokenize", "add_generation_prompt", "chat_template"} & set(given)
+        taken = TAKEN & set(given)
         if taken:
             raise ApiError(400, f"chat_template_kwargs may not set {', '.join(sorted(taken))}.")
+
+        def printed(messages: list[dict[str, Any]]) -> str:
+            return self.tokenizer.chat_text(messages, begin_answer and not continue_final, tools=tools, **given)
+
+        if any(message["role"] == "system" for message in messages[1:]) and not self._renders_later_system_messages:
+            messages = system_first(messages)
         try:
-            return self.tokenizer.encode_chat(messages, begin_answer, tools=tools, **given)
+            return self.tokenizer.encode(open_ended(messages, printed) if continue_final else printed(messages))
+        except ApiError:
+            raise
         except Exception as error:  # jinja raises whatever the template raises, and what Python raises within it
             reason = str(error) or type(error).__name__
             raise ApiError(400, f"The chat template cannot render this conversation: {reason}") from error
+
+    @cached_property
+    def _renders_later_system_messages(self) -> bool:
+        """Whether the template prints a system message where it stands, also after others."""
+        system, user = {"role": "system", "content": "first"}, {"role": "user", "content": "question"}
+        later = {"role": "system", "content": "later-instructions"}
+        try:
+            text = self.tokenizer.chat_text([system, user, later, user])
+        except Exception:  # jinja raises whatever the template raises
+            return False
+        return "question" in text.partition("later-instructions")[2]
 
     def boundaries(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Where messages begin: good places for the prefix cache."""
@@ -103,6 +142,13 @@ class ServedModel:
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether the template has opened a thought that the answer begins in."""
         return self.decode(prompt[-8:]).rstrip().endswith(OPEN)
+
+
+def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All system messages as one in front of the others."""
+    systems = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(systems)}, *others]
 
 
 def check_text(text: str, where: str) -> None:

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from stoker.engine.config import check_request
 from stoker.engine.process import EngineProcess
@@ -14,6 +15,7 @@ from stoker.errors import EngineError, StokerError
 from stoker.server.config import ServerConfig
 from stoker.server.errors import RETRY_S, ApiError, api_error
 from stoker.server.generation import Ask, Generation
+from stoker.server.kept_items import KeptItems
 from stoker.server.memory import MemoryGuard, read_memory
 from stoker.server.metrics import Metrics, engine_gauges
 from stoker.server.plan import Plan
@@ -23,6 +25,7 @@ from stoker.server.supervisor import Supervisor
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
+THREADS = 32  # that read requests; at most half of them wait for schemas to be checked (server/grammar.py)
 
 
 class Service:
@@ -34,15 +37,16 @@ class Service:
         self.supervisor = Supervisor(spec, config.step_timeout, self._test if config.self_test else None)
         self.supervisor.on_fall = lambda reason: self.metrics.restarts.inc()
         self.live: set[Generation] = set()
+        self.items = KeptItems()
         self.draining = False
         self._model: ServedModel | None = None
         self._loaded = asyncio.Event()
         self.started_at = int(time.time())
         self.failure: StokerError | None = None  # why the server had to end
         self.on_end: Callable[[str], object] = lambda reason: None
-        self.memory = MemoryGuard(
-            lambda: read_memory(config.device), plan.reserve, self._shed_cache, self.abort_waiting, self._give_up
-        )
+        # of the host: a card's own memory is all taken at the start
+        reserve = plan.reserve if config.reserve is not None else read_memory().reserve
+        self.memory = MemoryGuard(read_memory, reserve, self._shed_cache, self.abort_waiting, self._give_up)
         self.metrics.watch(self._gauges)
 
     @property
@@ -56,8 +60,9 @@ class Service:
     async def run(self) -> None:
         """Loads model and engine, and keeps the engine alive until it is stopped."""
         config = self.config
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "stoker-requests"))
         loading = asyncio.to_thread(
-            ServedModel, config.directory, config.names, self.context, dict(config.template_options)
+            ServedModel, config.directory, config.names, self.context, dict(config.template_options), config.any_model
         )
         async with asyncio.TaskGroup() as group:
             supervising = group.create_task(self.supervisor.run())
@@ -131,28 +136,23 @@ class Service:
 
     def check(self, ask: Ask) -> None:
         """Raises 400, with the numbers, for what could never be served."""
-        need, room = len(ask.prompt) + ask.sampling.max_tokens, self.context
-        if need > room:
-            raise ApiError(
-                400,
-                f"prompt has {len(ask.prompt):,} tokens and max_tokens asks {ask.sampling.max_tokens:,}: "
-                f"{need:,} > context {room:,}. Shorten the prompt or lower max_tokens.",
-                code="context_length_exceeded",
-            )
         try:
             check_request(self.model.config, ask.prompt, ask.sampling)
         except StokerError as error:
             raise api_error(error) from error
 
     def room_for_answer(self, prompt: list[int]) -> int:
-        """Tokens left of the context after a prompt. Raises 400 where there are none."""
+        """Tokens left of the context after a prompt. Raises 400 where there are none, in words that agents look for
+        to shorten a conversation (so the numbers have no commas)."""
         room = self.context - len(prompt)
         if room < 1:
             raise ApiError(
                 400,
-                f"prompt has {len(prompt):,} tokens, and the context is {self.context:,}: there is no room for an "
-                "answer. Shorten the prompt, or start the server with a larger --context.",
+                f"This model's maximum context length is {self.context} tokens. However, the prompt has "
+                f"{len(prompt)} tokens, and an answer needs at least 1. Shorten the prompt, or start the server with a "
+                "larger --context.",
                 code="context_length_exceeded",
+                anthropic_message=f"prompt is too long: {len(prompt)} tokens > {self.context - 1} maximum",
             )
         return room
 

@@ -120,8 +120,9 @@ class Supervisor:
             except StokerError:
                 return  # it fell, and `_live` knows
             except TimeoutError:
-                log.error("the engine gave no sign of life for %.0f s and is ended", self._step_timeout)
-                engine.kill()
+                reason = f"it gave no sign of life for {self._step_timeout:g} s (--step-timeout)"
+                log.error("the engine is killed: %s", reason)
+                engine.kill(reason)
                 return
             await asyncio.sleep(WATCH_S)
 

@@ -1,19 +1,20 @@
 """What a server says about itself: models, tokens, health, readiness, metrics."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 import stoker
+from stoker.server.bodies import BodyRoute, in_thread, large_json
 from stoker.server.conversation import template_messages, template_tools
 from stoker.server.errors import ApiError
 from stoker.server.metrics import CONTENT_TYPE
 from stoker.server.protocol.completions import DetokenizeRequest, TokenizeRequest
 from stoker.server.service import Service
 
-router = APIRouter()
+LARGE = 1 << 18  # bytes of text, or tokens: work that waits for its like
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.get("/v1/models")
@@ -25,32 +26,33 @@ async def models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> dict[str, Any]:
     service = _service(request)
-    if name not in service.config.names:
+    if name not in service.config.names and not service.config.any_model:
         raise ApiError(404, f"There is no model {name[:200]!r} here.", code="model_not_found")
     return _model(service, name)
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service = _service(request)
     service.model.check_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt, a text, or messages, a conversation.")
-    tokens = await asyncio.to_thread(_tokens, service, body)
+    large = len(await request.body()) > LARGE
+    tokens = await in_thread(large, _tokens, service, body)
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": service.context, "tokens": tokens}
     if body.return_token_strs:
-        found["token_strs"] = [service.model.token_text(token) for token in tokens]
-    return found
+        found["token_strs"] = await in_thread(large, lambda: list(map(service.model.token_text, tokens)))
+    return await large_json(found)
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     served = _service(request).model
     served.check_name(body.model)
     outside = next((token for token in body.tokens if not 0 <= token < served.vocab_size), None)
     if outside is not None:
         raise ApiError(400, f"token id {outside} is outside the vocabulary of {served.vocab_size:,}.", param="tokens")
-    return {"prompt": served.decode(body.tokens)}
+    return await large_json({"prompt": await in_thread(len(body.tokens) > LARGE, served.decode, body.tokens)})
 
 
 @router.get("/health", responses={503: {"description": "the engine has crashed and is being started again"}})

@@ -13,16 +13,18 @@ from starlette.responses import Response
 from stoker.engine.request import Finish, Stats
 from stoker.server.api.respond import respond
 from stoker.server.asks import chat_asks
+from stoker.server.bodies import BodyRoute
 from stoker.server.generation import Delta
 from stoker.server.logprobs import chat_logprobs
 from stoker.server.merge import merged
-from stoker.server.parse.pieces import CallArguments, CallStart, Content, Message, Piece, Reasoning
+from stoker.server.parse.custom import CustomCalls
+from stoker.server.parse.pieces import Call, CallArguments, CallStart, Content, Message, Piece, Reasoning
 from stoker.server.protocol.chat import ChatRequest
 from stoker.server.service import Begun, Service
 from stoker.server.streaming import DONE, data
 from stoker.server.usage import final_usage, response_metrics, usage
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/chat/completions")
@@ -41,10 +43,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 class Choice:
     """What of one choice has been sent."""
 
+    custom: CustomCalls
     began: bool = False
     calls: int = 0
     reasoning_tokens: int = 0
     tokens: int = 0
+    call: tuple[str, str] = ("function", "arguments")  # kind of the call under way, and where its text goes
 
 
 class ChatResponse:
@@ -53,16 +57,18 @@ class ChatResponse:
     def __init__(self, service: Service, body: ChatRequest, begun: Begun) -> None:
         self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
         self._model = service.model
+        self._custom = body.custom_tools
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model.name}
 
     async def whole(self) -> dict[str, Any]:
         messages = [Message(calls=[]) for _ in self._asks]
+        custom = [CustomCalls(self._custom) for _ in self._asks]
         deltas: list[list[Delta]] = [[] for _ in self._asks]
         thinking = 0
         async for place, delta in merged(self._begun.generations):
             deltas[place].append(delta)
             thinking += delta.reasoning_tokens
-            for piece in delta.pieces:
+            for piece in self._shown(custom[place], delta):
                 messages[place].add(piece)
         stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
         found = {
@@ -87,10 +93,7 @@ class ChatResponse:
         if message.reasoning:
             answer["reasoning_content"] = message.reasoning
         if calls:
-            answer["tool_calls"] = [
-                {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in calls
-            ]
+            answer["tool_calls"] = [self._call(call) for call in calls]
         found: dict[str, Any] = {
             "index": place,
             "message": answer,
@@ -104,10 +107,21 @@ class ChatResponse:
             found["token_ids"] = [token for delta in deltas for token in delta.tokens]
         return found
 
+    def _call(self, call: Call) -> dict[str, Any]:
+        if call.name in self._custom:
+            return {"id": call_id(), "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+        return {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+    def _shown(self, custom: CustomCalls, delta: Delta) -> list[Piece]:
+        pieces = custom.push(delta.pieces, bool(delta.finish))
+        if self._body.include_reasoning is not False:
+            return pieces
+        return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
     async def stream(self) -> AsyncIterator[str]:
         options = self._body.stream_options
         with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
-        choices = [Choice() for _ in self._asks]
+        choices = [Choice(CustomCalls(self._custom)) for _ in self._asks]
         ended: dict[int, Stats] = {}
         prompt = len(self._asks[0].prompt)
         async for place, delta in merged(self._begun.generations):
@@ -149,9 +163,10 @@ class ChatResponse:
         """None where a step brought nothing that can be shown: text that may begin a tag is held back."""
         body = self._body
         extras = body.logprobs or body.return_token_ids or (body.return_drafts and delta.drafts)
-        if not delta.pieces and not delta.finish and not extras:
+        pieces = self._shown(choice.custom, delta)
+        if not pieces and not delta.finish and not extras:
             return None
-        answer = message_delta(delta.pieces, choice)
+        answer = message_delta(pieces, choice, self._custom)
         if not choice.began:
             answer = {"role": "assistant", **answer}
         entry: dict[str, Any] = {
@@ -170,8 +185,8 @@ class ChatResponse:
         return entry
 
 
-def message_delta(pieces: list[Piece], choice: Choice) -> dict[str, Any]:
-    """Pieces of a step as one delta of a message."""
+def message_delta(pieces: list[Piece], choice: Choice, custom: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Pieces of a step as one delta of a message. `custom` names the custom tools, which are called with plain text."""
     found: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for piece in pieces:
@@ -182,13 +197,16 @@ def message_delta(pieces: list[Piece], choice: Choice) -> dict[str, Any]:
                 found["reasoning_content"] = found.get("reasoning_content", "") + piece.text
             case CallStart():
                 choice.calls += 1
-                function = {"name": piece.name, "arguments": ""}
-                calls.append({"index": piece.index, "id": call_id(), "type": "function", "function": function})
+                choice.call = ("custom", "input") if piece.name in custom else ("function", "arguments")
+                kind, field = choice.call
+                called = {"type": kind, kind: {"name": piece.name, field: ""}}
+                calls.append({"index": piece.index, "id": call_id(), **called})
             case CallArguments():
+                kind, field = choice.call
                 if calls and calls[-1]["index"] == piece.index:
-                    calls[-1]["function"]["arguments"] += piece.text
+                    calls[-1][kind][field] += piece.text
                 else:
-                    calls.append({"index": piece.index, "function": {"arguments": piece.text}})
+                    calls.append({"index": piece.index, kind: {field: piece.text}})
     if calls:
         found["tool_calls"] = calls
     return found

@@ -3,20 +3,21 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.engine.request import Stats
+from stoker.engine.request import Finish, Stats, TokenLogprob
 from stoker.server.api.chat import drafts_of, finish_reason
 from stoker.server.api.respond import respond
 from stoker.server.asks import prompted
+from stoker.server.bodies import BodyRoute
 from stoker.server.errors import ApiError
 from stoker.server.generation import Ask, Delta
-from stoker.server.logprobs import completion_logprobs
+from stoker.server.logprobs import completion_logprobs, prompt_logprobs
 from stoker.server.merge import merged
 from stoker.server.parse.pieces import Content
 from stoker.server.protocol.completions import CompletionRequest
@@ -26,10 +27,11 @@ from stoker.server.streaming import DONE, data
 from stoker.server.structured import answer_mask
 from stoker.server.usage import response_metrics, usage
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 DEFAULT_TOKENS = 16  # OpenAI's
 MOST_PROMPTS = 64
 MOST_LOGPROBS = 20
+MOST_ECHOED = 131_072  # log-probabilities of one prompt
 
 
 @router.post("/v1/completions")
@@ -50,15 +52,29 @@ def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
         raise ApiError(400, "suffix is not supported: text is only continued.", param="suffix")
     if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
         raise ApiError(400, f"logprobs is {body.logprobs}, expected 0 to {MOST_LOGPROBS}.", param="logprobs")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported: the prompt's are not computed.", param="echo")
-    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens is 0, expected at least 1; 0 only with echo.", param="max_tokens")
+    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1  # of 0, the one made is not shown
     mask = answer_mask(service.model, body.response_format, body.structured_outputs, thinking=False)
     asks = []
     for prompt in _prompts(service, body):
         ask = replace(prompted(service, body, prompt, wanted, body.logprobs), parsed=False, mask=mask)
+        if body.echo and body.logprobs is not None:
+            _check_echoed(len(prompt), body.logprobs)
+            ask = replace(ask, sampling=replace(ask.sampling, prompt_logprobs=body.logprobs))
         asks += [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
     return asks
+
+
+def _check_echoed(tokens: int, top: int) -> None:
+    entries = tokens * (1 + top)
+    if entries > MOST_ECHOED:
+        raise ApiError(
+            400,
+            f"echo with logprobs of {tokens:,} prompt tokens and {top} likeliest asks for {entries:,} numbers, and at "
+            f"most {MOST_ECHOED:,} are given. Ask for fewer logprobs, or send a shorter prompt.",
+            param="echo",
+        )
 
 
 def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
@@ -85,12 +101,12 @@ class CompletionResponse:
 
     async def whole(self) -> dict[str, Any]:
         deltas: list[list[Delta]] = [[] for _ in self._asks]
-        async for place, delta in merged(self._begun.generations):
+        async for place, delta in self._deltas():
             deltas[place].append(delta)
         stats = [found[-1].stats or Stats() for found in deltas]
         return {
             **self._head,
-            "choices": [self._choice(place, found) for place, found in enumerate(deltas)],
+            "choices": await asyncio.to_thread(lambda: [self._choice(*each) for each in enumerate(deltas)]),
             "usage": self._usage(stats),
             "metrics": response_metrics(stats, self._service.choice.depth),
         }
@@ -106,7 +122,7 @@ class CompletionResponse:
         }
         if self._body.logprobs is not None:
             logprobs = [each for delta in deltas for each in delta.logprobs]
-            found["logprobs"] = completion_logprobs(logprobs, self._model, len(echo))
+            found["logprobs"] = self._logprobs(place, logprobs, deltas[0], len(echo))
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._asks[place].prompt
             found["token_ids"] = [token for delta in deltas for token in delta.tokens]
@@ -116,9 +132,10 @@ class CompletionResponse:
         options = self._body.stream_options
         with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
         ended: dict[int, Stats] = {}
-        tokens, offsets, began = 0, [0] * len(self._asks), [False] * len(self._asks)
+        tokens, began = 0, [False] * len(self._asks)
+        offsets = [len(self._echo(place)) for place in range(len(self._asks))]
         prompt = len(self._asks[0].prompt)
-        async for place, delta in merged(self._begun.generations):
+        async for place, delta in self._deltas():
             tokens += len(delta.tokens)
             text = ("" if began[place] else self._echo(place)) + text_of(delta)
             if delta.finish:
@@ -150,8 +167,8 @@ class CompletionResponse:
         if delta.finish:
             found["stop_reason"] = delta.stop
         if self._body.logprobs is not None:
-            found["logprobs"] = completion_logprobs(delta.logprobs, self._model, offsets[place])
-            offsets[place] += sum(map(len, found["logprobs"]["tokens"]))
+            found["logprobs"] = self._logprobs(place, delta.logprobs, None if began else delta, offsets[place])
+            offsets[place] += sum(len(self._model.token_text(each.token)) for each in delta.logprobs)
         if self._body.return_token_ids:
             found["token_ids"] = list(delta.tokens)
             if not began:
@@ -165,9 +182,28 @@ class CompletionResponse:
         firsts = stats[:: choices_of(self._body)]
         return usage(
             sum(each.prompt_tokens for each in firsts),
-            sum(each.output_tokens for each in stats),
+            0 if self._prompt_only else sum(each.output_tokens for each in stats),
             sum(each.cached_tokens for each in firsts),
         )
+
+    @property
+    def _prompt_only(self) -> bool:
+        return self._body.max_tokens == 0
+
+    async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """With max_tokens 0 the one token that the engine makes is left out."""
+        async for place, delta in merged(self._begun.generations):
+            if self._prompt_only:
+                delta = delta._replace(pieces=[], tokens=(), logprobs=(), finish=Finish.LENGTH, stop=None)
+            yield place, delta
+
+    def _logprobs(self, place: int, made: Sequence[TokenLogprob], first: Delta | None, offset: int) -> dict[str, Any]:
+        """Of tokens that begin at `offset`; those of an echoed prompt in front, where `first` brings them."""
+        found = completion_logprobs(made, self._model, offset)
+        if not self._body.echo or first is None:
+            return found
+        before = prompt_logprobs(self._asks[place].prompt, first.prompt_logprobs, self._model)
+        return {name: before[name] + found[name] for name in found}
 
     def _echo(self, place: int) -> str:
         return self._model.decode(self._asks[place].prompt) if self._body.echo else ""

@@ -14,6 +14,7 @@ from stoker.engine.request import Finish, Stats
 from stoker.server.api.respond import respond
 from stoker.server.asks import chat_asks
 from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
+from stoker.server.bodies import BodyRoute
 from stoker.server.conversation import template_messages, template_tools
 from stoker.server.generation import Delta
 from stoker.server.protocol.messages import CountTokensRequest, MessagesRequest
@@ -21,7 +22,7 @@ from stoker.server.service import Begun, Service
 from stoker.server.streaming import event
 from stoker.server.usage import response_metrics
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 SIGNATURE = "stoker"  # a thought that comes back is taken as it is, so there is nothing to sign
 
 
@@ -31,7 +32,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    asks = await asyncio.to_thread(lambda: chat_asks(service, body.whole_chat(), clamp=True))
+    asks = await asyncio.to_thread(lambda: chat_asks(service, body.whole_chat()))
     begun = service.begin(asks, arrived_at)
     response = MessagesResponse(service, begun)
     return await respond(
@@ -47,7 +48,8 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
     def count() -> int:
         chat = body.chat()
         rendered = template_messages(chat.messages, service.config.max_messages)
-        return len(service.model.render(rendered, template_tools(chat.tools), True, chat.chat_template_kwargs))
+        tools, going_on = template_tools(chat.tools), bool(chat.continue_final_message)
+        return len(service.model.render(rendered, tools, True, chat.template_options, going_on))
 
     return {"input_tokens": await asyncio.to_thread(count)}
 

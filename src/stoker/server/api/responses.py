@@ -1,4 +1,4 @@
-"""OpenAI's POST /v1/responses. Nothing is stored: every request brings its whole conversation."""
+"""OpenAI's POST /v1/responses. A request brings its whole conversation, of which past answers may be references."""
 
 import asyncio
 import time
@@ -13,15 +13,18 @@ from stoker.engine.request import Finish, Stats, TokenLogprob
 from stoker.server.api.respond import respond
 from stoker.server.asks import chat_asks
 from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
+from stoker.server.bodies import BodyRoute
 from stoker.server.errors import ApiError
 from stoker.server.generation import Delta
 from stoker.server.logprobs import chat_logprobs
+from stoker.server.parse.custom import CustomCalls
 from stoker.server.protocol.responses import ResponsesRequest
+from stoker.server.protocol.responses_tools import namespaces
 from stoker.server.service import Begun, Service
 from stoker.server.streaming import event
 from stoker.server.usage import response_metrics
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/responses")
@@ -30,18 +33,21 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    asks = await asyncio.to_thread(lambda: chat_asks(service, body.chat(), clamp=True))
+    chat = await asyncio.to_thread(body.chat, service.items.find)
+    asks = await asyncio.to_thread(chat_asks, service, chat)
     begun = service.begin(asks, arrived_at)
-    response = ResponsesResponse(service, body, begun)
+    response = ResponsesResponse(service, body, begun, chat.custom_tools)
     return await respond(request, service, begun, response, body.stream, response.failed)
 
 
 class ResponsesResponse:
-    def __init__(self, service: Service, body: ResponsesRequest, begun: Begun) -> None:
+    def __init__(self, service: Service, body: ResponsesRequest, begun: Begun, custom: frozenset[str]) -> None:
         self._service, self._body = service, body
         (self._generation,) = begun.generations
         sampling = self._generation.ask.sampling
         self._blocks = Blocks()
+        self._custom, self._custom_calls = custom, CustomCalls(custom)
+        self._namespaces = namespaces(body.tools)
         self._events = 0
         self._logprobs: list[TokenLogprob] = []
         self._thinking = 0  # tokens of reasoning
@@ -94,10 +100,16 @@ class ResponsesResponse:
     def _changes(self, delta: Delta) -> Iterator[Change]:
         self._logprobs += delta.logprobs
         self._thinking += delta.reasoning_tokens
-        for piece in delta.pieces:
-            yield from self._blocks.push(piece)
+        for piece in self._custom_calls.push(delta.pieces, bool(delta.finish)):
+            yield from self._keep(self._blocks.push(piece))
         if delta.finish:
-            yield from self._blocks.finish()
+            yield from self._keep(self._blocks.finish())
+
+    def _keep(self, changes: Iterator[Change]) -> Iterator[Change]:
+        for change in changes:
+            if isinstance(change, Closed) and self._body.store is not False:
+                self._service.items.keep(self._item(change.block, "completed"))
+            yield change
 
     def _response(self, delta: Delta) -> dict[str, Any]:
         cut = delta.finish is Finish.LENGTH
@@ -122,16 +134,18 @@ class ResponsesResponse:
             parts = [{"type": "reasoning_text", "text": block.text}] if block.text else []
             return {"id": f"rs_{block.id}", "type": "reasoning", "summary": [], "content": parts, "status": status}
         if block.kind == "call":
-            return {
-                "id": f"fc_{block.id}",
-                "type": "function_call",
-                "call_id": f"call_{block.id}",
-                "name": block.name,
-                "arguments": block.text,
-                "status": status,
-            }
+            return self._call_item(block, status)
         parts = [self._text_part(block.text)] if block.text else []
         return {"id": f"msg_{block.id}", "type": "message", "role": "assistant", "content": parts, "status": status}
+
+    def _call_item(self, block: Block, status: str) -> dict[str, Any]:
+        namespace, name = self._namespaces.get(block.name, (None, block.name))
+        named = {"call_id": f"call_{block.id}", "name": name, **({"namespace": namespace} if namespace else {})}
+        if block.name in self._custom:
+            call = {"id": f"ctc_{block.id}", "type": "custom_tool_call", "input": block.text}
+        else:
+            call = {"id": f"fc_{block.id}", "type": "function_call", "arguments": block.text}
+        return {**call, **named, "status": status}
 
     def _text_part(self, text: str) -> dict[str, Any]:
         found = chat_logprobs(self._logprobs, self._service.model)["content"] if self._body.wants_logprobs else []
@@ -154,6 +168,8 @@ class ResponsesResponse:
                 yield self._event("response.output_text.delta", **part, delta=text, logprobs=found)
             case Added(text=text), "reasoning":
                 yield self._event("response.reasoning_text.delta", **part, delta=text)
+            case Added(text=text), "call" if block.name in self._custom:
+                yield self._event("response.custom_tool_call_input.delta", **place, delta=text)
             case Added(text=text), "call":
                 yield self._event("response.function_call_arguments.delta", **place, delta=text)
             case Closed(), kind:
@@ -163,6 +179,8 @@ class ResponsesResponse:
                     yield self._event("response.content_part.done", **part, part=whole)
                 elif kind == "reasoning":
                     yield self._event("response.reasoning_text.done", **part, text=block.text)
+                elif block.name in self._custom:
+                    yield self._event("response.custom_tool_call_input.done", **place, input=block.text)
                 else:
                     yield self._event(
                         "response.function_call_arguments.done", **place, name=block.name, arguments=block.text

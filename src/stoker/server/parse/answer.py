@@ -1,18 +1,19 @@
 """The text of one answer, from its first piece to its last, as reasoning, content and tool calls."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from stoker.server.parse.pieces import Content, Piece, Reasoning
+from stoker.server.parse.pieces import Piece, Reasoning
 from stoker.server.parse.reasoning import ReasoningSplitter
-from stoker.server.parse.tools import OPEN, ToolCallParser
+from stoker.server.parse.tools import ToolCallParser
 
 
 class AnswerParser:
-    def __init__(self, thinking: bool, tools: Mapping[str, Any] | None = None) -> None:
-        """`thinking`: the prompt has opened a thought. `tools`: schemas by name; None where no calls are looked for."""
-        self._splitter = ReasoningSplitter(thinking, ended_by=OPEN if tools is not None else None)
-        self._calls = ToolCallParser(tools) if tools is not None else None
+    def __init__(self, thinking: bool, tools: Mapping[str, Any] | None = None, strict: Collection[str] = ()) -> None:
+        """`thinking`: the prompt has opened a thought. `tools`: schemas by name; None where no calls are looked for.
+        `strict`: those of them whose calls a grammar holds, which begin with the opening tag."""
+        self._splitter = ReasoningSplitter(thinking, tools)
+        self._calls = ToolCallParser(tools, strict)
 
     @property
     def thinking(self) -> bool:
@@ -25,10 +26,11 @@ class AnswerParser:
     def finish(self, complete: bool = True) -> list[Piece]:
         """The rest. `complete`: the model ended by itself and was not cut off."""
         pieces = self._pieces(*self._splitter.flush())
-        return pieces + self._calls.finish(complete) if self._calls else pieces
+        return pieces + self._calls.finish(complete)
 
     def _pieces(self, reasoning: str, answer: str) -> list[Piece]:
         pieces: list[Piece] = [Reasoning(reasoning)] if reasoning else []
         if answer:
-            pieces += self._calls.push(answer) if self._calls else [Content(answer)]
+            self._calls.thought = self._splitter.thought
+            pieces += self._calls.push(answer)
         return pieces

@@ -1,8 +1,11 @@
 """Reasoning and answer told apart in text that arrives in pieces."""
 
-from stoker.server.parse.pieces import beginning_of
+from collections.abc import Collection
 
-OPEN, CLOSE = "<think>", "</think>"
+from stoker.server.parse.pieces import beginning_of
+from stoker.server.parse.tags import THOUGHT_END, call_in_thought
+
+OPEN, CLOSE = "<think>", THOUGHT_END
 
 
 class ReasoningSplitter:
@@ -12,14 +15,20 @@ class ReasoningSplitter:
     tag is ever seen; a model that opens it itself is understood too.
     """
 
-    def __init__(self, thinking: bool, ended_by: str | None = None) -> None:
-        """`thinking`: the prompt has opened the thought. `ended_by` is a tag that ends a thought nobody closed, and
+    def __init__(self, thinking: bool, tools: Collection[str] | None = None) -> None:
+        """`thinking`: the prompt has opened the thought. A call of one of `tools` ends a thought nobody closed, and
         begins the answer: models of this family sometimes call a tool in the middle of a thought."""
-        self._tags = (CLOSE, ended_by) if ended_by else (CLOSE,)
+        self._tools = tools
         self._inside: bool | None = True if thinking else None  # None: nothing but white space was seen
+        self._thought = thinking
         self._held = ""
         self._began = False  # reasoning has come out: white space before it is over
         self._answer_fresh = False  # the answer follows reasoning and has not begun: its white space is dropped
+
+    @property
+    def thought(self) -> bool:
+        """Whether there was a thought, and it is over."""
+        return self._thought and self._inside is False
 
     @property
     def thinking(self) -> bool:
@@ -38,17 +47,21 @@ class ReasoningSplitter:
             if not stripped.startswith(OPEN):
                 self._inside, held, self._held = False, self._held, ""
                 return "", held
-            self._inside, self._held = True, stripped.removeprefix(OPEN)
+            self._inside, self._thought, self._held = True, True, stripped.removeprefix(OPEN)
         thought = self._held
-        found = [(place, tag) for tag in self._tags if (place := thought.find(tag)) >= 0]
-        if found:
-            place, tag = min(found)
-            rest = thought[place + len(tag) :] if tag == CLOSE else thought[place:]
-            self._inside, self._held, self._answer_fresh = False, "", True
-            return self._reasoning(thought[:place].rstrip()), self._answer(rest)
-        cut = len(thought[: len(thought) - beginning_of(self._tags, thought)].rstrip())
+        end = thought.find(CLOSE)
+        called, calls = (len(thought), False) if self._tools is None else call_in_thought(thought, self._tools)
+        if calls and (end < 0 or called < end):
+            return self._leave(thought[:called], thought[called:])
+        if end >= 0:
+            return self._leave(thought[:end], thought[end + len(CLOSE) :])
+        cut = len(thought[: min(called, len(thought) - beginning_of((CLOSE,), thought))].rstrip())
         self._held = thought[cut:]
         return self._reasoning(thought[:cut]), ""
+
+    def _leave(self, thought: str, answer: str) -> tuple[str, str]:
+        self._inside, self._held, self._answer_fresh = False, "", True
+        return self._reasoning(thought.rstrip()), self._answer(answer)
 
     def flush(self) -> tuple[str, str]:
         """What was held back, once no more text comes."""

@@ -10,37 +10,53 @@
 
 A string parameter streams as it is written, any other when it is complete, so that what came out so far is always the
 beginning of one JSON object. Every decision rests on the text alone, never on where it was cut: text that could still
-become a tag is held back. What turns out to be no call is content, tag and all.
+become a tag is held back. What turns out to be no call is content, tag and all. Tags that models forget are made up
+for (see `tags`); of a parameter given twice the first counts.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stoker.server.parse.pieces import CallArguments, CallStart, Content, Piece, beginning_of
+from stoker.server.parse.schemas import parameter_types
+from stoker.server.parse.tags import (
+    CLOSE,
+    FUNCTION,
+    FUNCTION_END,
+    OPEN,
+    PARAMETER,
+    THOUGHT_END,
+    ValueEnds,
+    next_tag,
+)
 from stoker.server.parse.tool_json import Incomplete, Malformed, ObjectEnd, call_head
-from stoker.server.parse.values import STRING, escape, parameter_types, to_json
+from stoker.server.parse.values import STRING, escape, to_json
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 LONGEST_NAME = 256
 
 
 class ToolCallParser:
-    def __init__(self, tools: Mapping[str, Any]) -> None:
-        """`tools` are the parameter schemas by name; a call of an unknown one is passed on, its values as strings."""
-        self._tools = tools
+    def __init__(self, tools: Mapping[str, Any] | None, tagged: Collection[str] = ()) -> None:
+        """`tools` are the parameter schemas by name; a call of an unknown one is passed on, its values as strings.
+        None: no calls are looked for.
+        Tools in `tagged` are only called behind an opening tag, since that is where their grammar begins."""
+        self.thought = False  # a thought came before: another end of it is dropped
+        self._tools = tools or {}
+        self._untagged = None if tools is None else set(tools) - set(tagged)
+        self._last = "\n"  # character of the content so far
         self._held = ""
         self._out: list[Piece] = []
         self._state: Callable[[], bool] = self._content
         self._raw = ""  # of the call at hand, in case it is none
         self._index = -1  # of the call at hand
         self._name = ""
-        self._members = 0  # parameters of it that came out
+        self._given: set[str] = set()  # parameters of it
         self._key = ""
         self._types: frozenset[str] = frozenset()
+        self._ends = ValueEnds()
         self._fresh = False  # the value at hand has not begun
+        self._muted = False  # it is of a parameter that was given before
         self._end = ObjectEnd()
         self._said = False  # content has come out
 
@@ -54,17 +70,16 @@ class ToolCallParser:
         self._run()
         state, held = self._state, self._held
         self._held = ""
-        if state in (self._opened, self._function_name, self._json_head):
+        if state == self._json_head:
             self._say(self._raw + held)
         elif state == self._content:
             self._say(held if held.strip() or self._index < 0 else "")
-        elif complete:
+        elif complete and state not in (self._opened, self._function_name, self._after, *self._json_states):
             if state == self._string:
                 self._arguments('"')
             elif state == self._value:
-                self._member(held[: len(held) - beginning_of((PARAMETER_END,), held)])
-            if state not in (self._after, self._json_arguments, self._json_tail):
-                self._close_arguments()
+                self._member(held[: self._ends.cut(held)])
+            self._close_arguments()
         out, self._out = self._out, []
         return out
 
@@ -77,24 +92,33 @@ class ToolCallParser:
     # -- states: each takes what it can of the held text and says whether another may go on
 
     def _content(self) -> bool:
-        before, opened, rest = self._held.partition(OPEN)
+        found = next_tag(self._held, self._last, self._untagged, self.thought)
         # white space before a call belongs to nobody, so it waits for what follows it
-        kept = before if opened else before[: len(before) - beginning_of((OPEN,), before)]
-        cut = len(kept.rstrip())
-        self._say(before[:cut])
-        if not opened:
-            self._held = before[cut:]
+        cut = len(self._held[: found.start].rstrip())
+        self._say(self._held[:cut])
+        self._held = self._held[cut:]
+        if found.tag is None:
             return False
-        self._held, self._raw, self._state = rest, OPEN, self._opened
+        skipped = len(found.tag) + found.start - cut
+        if found.tag == THOUGHT_END:
+            self._say(self._held[: found.start - cut])
+            self._held, self._last = self._held[skipped:], ">"
+        elif found.tag == OPEN:
+            self._held, self._raw, self._state = self._held[skipped:], OPEN, self._opened
+        else:
+            self._held, self._raw = self._held[found.start - cut :], ""
+            self._take(len(FUNCTION), self._function_name)
         return True
 
     def _opened(self) -> bool:
         rest = self._skip_space()
         if rest.startswith(FUNCTION):
             self._take(len(FUNCTION), self._function_name)
+        elif rest.startswith(CLOSE):  # an empty call is none
+            self._held, self._state = rest[len(CLOSE) :], self._content
         elif rest.startswith("{"):
             self._state = self._json_head
-        elif FUNCTION.startswith(rest):
+        elif any(tag.startswith(rest) for tag in (FUNCTION, CLOSE)):
             return False
         else:
             self._no_call()
@@ -123,7 +147,10 @@ class ToolCallParser:
         elif rest.startswith(CLOSE):
             self._close_arguments()
             self._take(len(CLOSE), self._content)
-        elif any(tag.startswith(rest) for tag in (PARAMETER, FUNCTION_END, CLOSE)):
+        elif rest.startswith((OPEN, FUNCTION)):  # the next call, and this one was never closed
+            self._close_arguments()
+            self._state = self._after
+        elif any(tag.startswith(rest) for tag in (PARAMETER, FUNCTION_END, CLOSE, OPEN, FUNCTION)):
             return False
         else:
             self._held = rest[1:]  # stray text between parameters
@@ -134,7 +161,10 @@ class ToolCallParser:
         if not closed:
             return False
         self._key = key.strip()
-        self._types = parameter_types(self._tools.get(self._name), self._key)
+        schema = self._tools.get(self._name)
+        self._types = parameter_types(schema, self._key)
+        self._muted = self._key in self._given
+        self._ends = ValueEnds(_names(schema) - self._given - {self._key}, bool(self._types & {"array", "object"}))
         self._held, self._fresh = rest, True
         if self._types <= STRING:
             self._arguments(self._member_start() + '"')
@@ -147,23 +177,24 @@ class ToolCallParser:
         """Streams; one newline at each end is the format's, not the value's."""
         if self._fresh and self._held:
             self._held, self._fresh = self._held.removeprefix("\n"), False
-        value, closed, rest = self._held.partition(PARAMETER_END)
-        if closed:
-            self._arguments(escape(value.removesuffix("\n")) + '"')
-            self._held, self._state = rest, self._body
+        end = self._ends.find(self._held)
+        if end:
+            self._arguments(escape(self._held[: end.start].removesuffix("\n")) + '"')
+            self._held, self._state = self._held[end.stop :], self._body
             return True
-        cut = len(value) - beginning_of((PARAMETER_END, "\n" + PARAMETER_END), value)
-        self._arguments(escape(value[:cut]))
-        self._held = value[cut:]
+        cut = self._ends.cut(self._held)
+        self._arguments(escape(self._held[:cut]))
+        self._held = self._held[cut:]
+        self._ends.passed(cut)
         return False
 
     def _value(self) -> bool:
         """A number, list, object and the like: comes out when it is complete."""
-        value, closed, rest = self._held.partition(PARAMETER_END)
-        if not closed:
+        end = self._ends.find(self._held)
+        if not end:
             return False
-        self._member(value)
-        self._held, self._state = rest, self._body
+        self._member(self._held[: end.start])
+        self._held, self._state = self._held[end.stop :], self._body
         return True
 
     def _after(self) -> bool:
@@ -215,33 +246,39 @@ class ToolCallParser:
         self._held, self._state = rest, self._content
         return True
 
+    @property
+    def _json_states(self) -> tuple[Callable[[], bool], ...]:
+        return self._json_arguments, self._json_tail
+
     # -- what comes out
 
     def _say(self, text: str) -> None:
         if not self._said and self._index >= 0:
             text = text.lstrip()  # what follows calls without a word before them
         if text:
-            self._said = True
+            self._said, self._last = True, text[-1]
             self._out.append(Content(text))
 
     def _begin(self, name: str) -> None:
-        self._index, self._name, self._members = self._index + 1, name, 0
+        self._index, self._name, self._given = self._index + 1, name, set()
         self._out.append(CallStart(self._index, name))
 
     def _arguments(self, text: str) -> None:
-        if text:
+        if text and not self._muted:
             self._out.append(CallArguments(self._index, text))
 
     def _member_start(self) -> str:
-        self._members += 1
-        return ("{" if self._members == 1 else ", ") + json.dumps(self._key, ensure_ascii=False) + ": "
+        started = ", " if self._given else "{"
+        self._given.add(self._key)
+        return started + json.dumps(self._key, ensure_ascii=False) + ": "
 
     def _member(self, value: str) -> None:
         value = value.removeprefix("\n").removesuffix("\n")
         self._arguments(self._member_start() + to_json(value, self._types))
 
     def _close_arguments(self) -> None:
-        self._arguments("}" if self._members else "{}")
+        self._muted = False
+        self._arguments("}" if self._given else "{}")
 
     def _no_call(self) -> None:
         """It only looked like one: what was taken of it is content, and the rest may be anything."""
@@ -259,3 +296,9 @@ class ToolCallParser:
     def _take(self, count: int, then: Callable[[], bool]) -> None:
         self._raw += self._held[:count]
         self._held, self._state = self._held[count:], then
+
+
+def _names(schema: Any) -> set[str]:
+    """Parameters that a tool's schema lists."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return set(properties) if isinstance(properties, Mapping) else set()

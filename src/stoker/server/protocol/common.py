@@ -2,7 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stoker.server.protocol.unsupported import refuse_unsupported
 
 Json = dict[str, Any]
 
@@ -39,7 +41,17 @@ class ResponseFormat(Model):
     json_schema: JsonSchemaFormat | None = None
 
 
-class Sampled(Model):
+class Body(Model):
+    """A request for an answer: what would change the answer is known, or refused by its name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: Any) -> Any:
+        refuse_unsupported(body)
+        return body
+
+
+class Sampled(Body):
     """How tokens are chosen: OpenAI's parameters and vLLM's extras."""
 
     temperature: float | None = None

@@ -1,35 +1,20 @@
 """Anthropic's POST /v1/messages, said again as a chat request."""
 
-import json
 from typing import Any, Literal
 
 from pydantic import Field
 
-from stoker.server.conversation import text_of
+from stoker.server.conversation import newest_place
 from stoker.server.errors import ApiError
-from stoker.server.protocol.chat import (
-    ChatMessage,
-    ChatRequest,
-    Function,
-    FunctionCall,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolCall,
-)
-from stoker.server.protocol.common import Json, JsonSchemaFormat, Model, ResponseFormat
+from stoker.server.protocol.anthropic_history import chat_messages, system_text
+from stoker.server.protocol.anthropic_tools import AnthropicTool, offered
+from stoker.server.protocol.chat import ChatMessage, ChatRequest, NamedFunction, NamedTool, Tool
+from stoker.server.protocol.common import Body, Json, JsonSchemaFormat, Model, ResponseFormat
 
 
 class AnthropicMessage(Model):
     role: Literal["user", "assistant", "system"]
     content: str | list[Json]
-
-
-class AnthropicTool(Model):
-    name: str
-    description: str | None = None
-    input_schema: Json | None = None
-    type: str | None = None
 
 
 class ToolChoice(Model):
@@ -53,26 +38,60 @@ class OutputConfig(Model):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(Model):
+class CountTokensRequest(Body):
     model: str | None = None
     messages: list[AnthropicMessage]
     system: str | list[Json] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    thread: Any = None
+
+    @property
+    def prefilled(self) -> bool:
+        """The answer has been begun, and is to be continued."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last.role != "assistant":
+            return False
+        return isinstance(last.content, str) or all(block.get("type") == "text" for block in last.content)
 
     def chat(self, **more: Any) -> ChatRequest:
-        messages = [ChatMessage(role="system", content=self.system)] if self.system else []
+        if self.thread is not None:
+            raise ApiError(
+                400,
+                "thread is not supported: messages are not kept. Send the whole conversation without thread.",
+                anthropic_code="thread_unsupported_request",
+            )
+        omitted: list[str] = []
+        messages = [ChatMessage(role="system", content=system_text(self.system))] if self.system else []
+        newest = newest_place([message.role for message in self.messages])
         for place, message in enumerate(self.messages):
-            messages += _messages(message, f"messages[{place}]")
+            where = f"messages[{place}]"
+            messages += chat_messages(message.role, message.content, where, place == newest, omitted)
+        tools = offered(self.tools, omitted)
+        if "tool_choice" in more:
+            more["tool_choice"] = self._possible(more["tool_choice"], tools)
         options = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
-        return ChatRequest(
+        chat = ChatRequest(
             model=self.model,
             messages=messages,
-            tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
+            tools=tools,
             chat_template_kwargs=options,
+            continue_final_message=self.prefilled or None,
             **more,
         )
+        chat.omitted.extend(omitted)
+        return chat
+
+    def _possible(self, choice: Any, tools: list[Tool] | None) -> Any:
+        """A call that only tools left out could answer is not forced."""
+        if len(tools or ()) == len(self.tools or ()):
+            return choice
+        if not tools:
+            return None
+        known, left = {tool.name for tool in self.tools or ()}, {tool.function.name for tool in tools}
+        missing = isinstance(choice, NamedTool) and choice.function.name in known - left
+        return "auto" if missing else choice
 
 
 class MessagesRequest(CountTokensRequest):
@@ -98,49 +117,9 @@ class MessagesRequest(CountTokensRequest):
             stream=self.stream,
             tool_choice=choice,
             parallel_tool_calls=parallel,
+            thinking_token_budget=self.thinking and self.thinking.budget_tokens,
             response_format=schema and ResponseFormat(type="json_schema", json_schema=schema),
         )
-
-
-def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
-    """Tool results are messages of their own here, in front of the text beside them."""
-    if isinstance(message.content, str):
-        return [ChatMessage(role=message.role, content=message.content)]
-    results: list[ChatMessage] = []
-    texts: list[Json] = []
-    calls: list[ToolCall] = []
-    thoughts: list[str] = []
-    for place, block in enumerate(message.content):
-        kind = block.get("type")
-        if kind == "tool_result":
-            content = block.get("content")
-            text = text_of(content if isinstance(content, list) else str(content or ""), f"{where}.content[{place}]")
-            results.append(ChatMessage(role="tool", content=text, tool_call_id=str(block.get("tool_use_id", ""))))
-        elif kind == "tool_use":
-            arguments = block.get("input")
-            if not isinstance(block.get("name"), str) or not isinstance(arguments, dict):
-                raise ApiError(400, f"{where}.content[{place}]: a tool_use has a name and an input that is an object.")
-            function = FunctionCall(name=block["name"], arguments=json.dumps(arguments))
-            calls.append(ToolCall(id=str(block.get("id", "")), function=function))
-        elif kind == "thinking":
-            thoughts.append(str(block.get("thinking", "")))
-        elif kind != "redacted_thinking":
-            texts.append(block)
-    if not texts and not calls and results:
-        return results
-    said = ChatMessage(
-        role=message.role,
-        content=texts,
-        tool_calls=calls or None,
-        reasoning_content="\n".join(thoughts) or None,
-    )
-    return [*results, said]
-
-
-def _tool(tool: AnthropicTool) -> Tool:
-    if tool.type not in (None, "custom"):
-        raise ApiError(400, f"tool {tool.name!r} is of type {tool.type!r}; only tools of the client's own can be used.")
-    return Tool(function=Function(name=tool.name, description=tool.description, parameters=tool.input_schema or {}))
 
 
 def _choice(choice: ToolChoice | None) -> tuple[Any, bool | None]:

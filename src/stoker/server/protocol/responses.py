@@ -1,20 +1,17 @@
 """OpenAI's POST /v1/responses, said again as a chat request."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
-from stoker.server.conversation import text_of
+from pydantic import model_validator
+
+from stoker.server.conversation import newest_place, text_of
 from stoker.server.errors import ApiError
-from stoker.server.protocol.chat import (
-    ChatMessage,
-    ChatRequest,
-    Function,
-    FunctionCall,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolCall,
-)
-from stoker.server.protocol.common import Json, JsonSchemaFormat, Model, ResponseFormat
+from stoker.server.parse.custom import CUSTOM_INPUT
+from stoker.server.protocol.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
+from stoker.server.protocol.common import Json, JsonSchemaFormat, ResponseFormat, Sampled
+from stoker.server.protocol.responses_tools import chosen, flat_name, offered
 
 ROLES = ("user", "assistant", "system", "developer")
 STATEFUL = {
@@ -24,79 +21,120 @@ STATEFUL = {
     "prompt": "prompt templates are not kept",
 }
 
+ELSEWHERE = {  # parameters of chat completions that have another name here
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+# records of what OpenAI's servers did, which say nothing that the model could read
+LEFT_OUT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "additional_tools")
 
-class ResponsesRequest(Model):
-    model: str | None = None
+
+class ResponsesRequest(Sampled):
+    """The sampling parameters beyond OpenAI's are those of chat completions."""
+
     input: str | list[Json]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     tools: list[Json] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     text: Json | None = None
     reasoning: Json | None = None
-    stream: bool | None = None
     store: bool | None = None
     metadata: Json | None = None
     include: list[str] | None = None
     truncation: str | None = None
-    user: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
     chat_template_kwargs: Json | None = None
+    thinking_token_budget: int | None = None
 
-    def chat(self) -> ChatRequest:
+    @model_validator(mode="before")
+    @classmethod
+    def _in_place(cls, body: Any) -> Any:
+        for name, place in ELSEWHERE.items():
+            if isinstance(body, dict) and body.get(name) is not None:
+                raise ApiError(400, f"{name} is no parameter of /v1/responses; use {place}.", param=name)
+        return body
+
+    def chat(self, kept: Callable[[str], Json | None]) -> ChatRequest:
+        """`kept` finds items of past answers by their id."""
         for name, reason in STATEFUL.items():
             if getattr(self, name):
                 raise ApiError(400, f"{name} is not supported: {reason}.", param=name)
-        return ChatRequest(
-            model=self.model,
-            messages=self._messages(),
+        if self.n not in (None, 1):
+            raise ApiError(400, f"n is {self.n}; /v1/responses gives one answer.", param="n")
+        omitted: list[str] = []
+        chat = ChatRequest(
+            **{name: getattr(self, name) for name in Sampled.model_fields},
+            messages=self._messages(kept, omitted),
             max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
             logprobs=self.wants_logprobs or None,
             top_logprobs=self.top_logprobs if self.wants_logprobs else None,
-            tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
-            tool_choice=_choice(self.tool_choice),
+            tools=offered(self.tools, omitted),
+            tool_choice=chosen(self.tool_choice, self.tools, omitted),
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_format(self.text),
-            chat_template_kwargs=self._options(),
-            stream=self.stream,
+            reasoning_effort=self._effort(),
+            thinking_token_budget=self.thinking_token_budget,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
+        chat.omitted.extend(omitted)
+        return chat
 
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
-    def _options(self) -> Json:
-        """Effort none is a wish not to think; other efforts are no finer than the template's switch."""
+    def _effort(self) -> str | None:
         effort = (self.reasoning or {}).get("effort")
-        thinking = {} if effort is None else {"enable_thinking": effort != "none"}
-        return {**thinking, **(self.chat_template_kwargs or {})}
+        if not isinstance(effort, str | None):
+            raise ApiError(400, "reasoning.effort is a text, such as none, low or high.", param="reasoning.effort")
+        return effort
 
-    def _messages(self) -> list[ChatMessage]:
+    def _messages(self, kept: Callable[[str], Json | None], omitted: list[str]) -> list[ChatMessage]:
         found = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             return [*found, ChatMessage(role="user", content=self.input)]
+        newest = newest_place([str(item.get("role")) for item in self.input])
         for place, item in enumerate(self.input):
-            _add(found, item, f"input[{place}]")
+            where = f"input[{place}]"
+            if item.get("type") == "item_reference" or item.keys() == {"id"}:
+                item = _referred(item, kept, where)
+            _add(found, item, where, place == newest, omitted)
         return found
 
 
-def _add(found: list[ChatMessage], item: Json, where: str) -> None:
-    """Items of one answer (a thought, a text, calls) are one message here."""
+def _referred(item: Json, kept: Callable[[str], Json | None], where: str) -> Json:
+    name = str(item.get("id"))
+    found = kept(name)
+    if found is None:
+        raise ApiError(
+            404,
+            f"Item with id {name[:100]!r} not found. Items of past answers are kept for a while, unless store is "
+            "false; send the item itself.",
+            param=where,
+        )
+    return found
+
+
+def _add(found: list[ChatMessage], item: Json, where: str, last: bool, omitted: list[str]) -> None:
+    """Items of one answer (a thought, a text, calls) are one message here.
+
+    Only a picture that the last message shows is refused; for others see `part_text`.
+    """
     kind = item.get("type", "message")
     if kind == "message":
         role, content = item.get("role"), item.get("content")
         if role not in ROLES or not isinstance(content, str | list):
             raise ApiError(400, f"{where}: a message has a role ({', '.join(ROLES)}) and content.", param=where)
-        text = text_of(_parts(content, where), where)
+        text = text_of(_parts(content, where), where, None if last else omitted)
         if role == "assistant" and found and found[-1].role == "assistant" and not found[-1].tool_calls:
             found[-1].content = str(found[-1].content or "") + text
         else:
@@ -105,19 +143,32 @@ def _add(found: list[ChatMessage], item: Json, where: str) -> None:
         name, arguments = item.get("name"), item.get("arguments", "{}")
         if not isinstance(name, str) or not isinstance(arguments, str):
             raise ApiError(400, f"{where}: a function_call has a name and arguments, both texts.", param=where)
-        if not found or found[-1].role != "assistant":
-            found.append(ChatMessage(role="assistant", content=""))
-        call = ToolCall(id=str(item.get("call_id", "")), function=FunctionCall(name=name, arguments=arguments))
-        found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
-    elif kind == "function_call_output":
+        _add_call(found, item, flat_name(item.get("namespace"), name), arguments)
+    elif kind == "custom_tool_call":
+        name, given = item.get("name"), item.get("input", "")
+        if not isinstance(name, str) or not isinstance(given, str):
+            raise ApiError(400, f"{where}: a custom_tool_call has a name and an input, both texts.", param=where)
+        _add_call(found, item, flat_name(item.get("namespace"), name), json.dumps({CUSTOM_INPUT: given}))
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output", "")
-        text = output if isinstance(output, str) else text_of(_parts(output, where), where)
+        text = output if isinstance(output, str) else text_of(_parts(output, where), where, omitted)
         found.append(ChatMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", ""))))
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
         if thought:
             found.append(ChatMessage(role="assistant", content="", reasoning_content=thought))
+    elif kind in ("local_shell_call", "shell_call", "apply_patch_call"):  # the client ran them: the model may know
+        did = item.get("action", item.get("operation", {}))
+        _add_call(
+            found, item, kind.removesuffix("_call"), json.dumps(did if isinstance(did, dict) else {"action": did})
+        )
+    elif kind in ("local_shell_call_output", "shell_call_output", "apply_patch_call_output"):
+        output = item.get("output", "")
+        text = output if isinstance(output, str) else json.dumps(output)
+        found.append(ChatMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", item.get("id", "")))))
+    elif isinstance(kind, str) and (kind in LEFT_OUT or kind.endswith(("_call", "_output"))):
+        omitted.append(f"item:{kind}")
     else:
         raise ApiError(
             400,
@@ -126,34 +177,19 @@ def _add(found: list[ChatMessage], item: Json, where: str) -> None:
         )
 
 
+def _add_call(found: list[ChatMessage], item: Json, name: str, arguments: str) -> None:
+    if not found or found[-1].role != "assistant":
+        found.append(ChatMessage(role="assistant", content=""))
+    call = ToolCall(id=str(item.get("call_id", "")), function=FunctionCall(name=name, arguments=arguments))
+    found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
+
+
 def _parts(content: Any, where: str) -> str | list[Json]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise ApiError(400, f"{where}: content is a text or a list of parts.", param=where)
     return content
-
-
-def _tool(tool: Json) -> Tool:
-    if tool.get("type", "function") != "function":
-        raise ApiError(
-            400, f"a tool is of type {str(tool.get('type'))[:50]!r}; only functions of the client's own can be used."
-        )
-    name, parameters = tool.get("name"), tool.get("parameters")
-    if not isinstance(name, str) or not isinstance(parameters, dict | None):
-        raise ApiError(400, "a function tool has a name, and its parameters are a JSON schema.", param="tools")
-    description = tool.get("description")
-    return Tool(function=Function(name=name, description=str(description or "") or None, parameters=parameters))
-
-
-def _choice(choice: str | Json | None) -> Any:
-    if isinstance(choice, dict):
-        if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-            raise ApiError(400, "tool_choice is none, auto, required or a function by name.", param="tool_choice")
-        return NamedTool(function=NamedFunction(name=choice["name"]))
-    if choice not in (None, "none", "auto", "required"):
-        raise ApiError(400, f"tool_choice is {choice[:50]!r}, expected none, auto or required.", param="tool_choice")
-    return choice
 
 
 def _format(text: Json | None) -> ResponseFormat | None:

@@ -1,0 +1,78 @@
+"""A thought of at most so many tokens: then it is closed, as a rule of the engine's token mask."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor
+
+from stoker.speculate.mask import RemoteMask, TokenMask
+
+
+@dataclass(frozen=True)
+class ThinkingBudget:
+    """Pickles; called where the engine runs, it makes a mask for one request."""
+
+    tokens: int
+    close: int  # the token that ends a thought
+    ends: tuple[int, ...]  # tokens that end one too: a call in the middle of a thought
+    vocab_size: int
+    inner: Callable[[], TokenMask] | None = None  # rules of the answer
+
+    def __call__(self) -> "ThinkingBudgetMask":
+        inner = self.inner() if self.inner else None
+        return (
+            RemoteThinkingBudgetMask(self, inner) if isinstance(inner, RemoteMask) else ThinkingBudgetMask(self, inner)
+        )
+
+
+class ThinkingBudgetMask:
+    """Only one place has a rule: behind the last token of the budget, if the thought is still open there."""
+
+    def __init__(self, budget: ThinkingBudget, inner: TokenMask | None) -> None:
+        self._budget, self._inner = budget, inner
+        self._closing = torch.zeros(budget.vocab_size, dtype=torch.bool)
+        self._closing[budget.close] = True
+
+    def allowed(self, output: Sequence[int]) -> Tensor | None:
+        if self._spent(output):
+            return self._closing
+        return self._inner.allowed(output) if self._inner else None
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        if self._spent(output):
+            return (self._budget.close,)
+        return self._inner.forced(output) if self._inner else ()
+
+    def _spent(self, output: Sequence[int]) -> bool:
+        budget = self._budget
+        return len(output) == budget.tokens and not {budget.close, *budget.ends}.intersection(output)
+
+
+class RemoteThinkingBudgetMask(ThinkingBudgetMask, RemoteMask):
+    """With rules of the answer that are computed elsewhere. Where the thought is closed, they are asked what follows
+    that: the closing token is forced, and the step wants the mask behind it too."""
+
+    def __init__(self, budget: ThinkingBudget, inner: RemoteMask) -> None:
+        super().__init__(budget, inner)
+        self._remote = inner
+
+    def ask(self, output: Sequence[int], drafts: Sequence[int] = (), room: int = 0) -> int:
+        if self._spent(output):
+            return min(len(drafts), self._remote.ask(output, (self._budget.close,)))
+        return self._remote.ask(output, drafts, room)
+
+    def ready(self, output: Sequence[int]) -> bool:
+        return self._remote.ready([*output, self._budget.close] if self._spent(output) else output)
+
+    @property
+    def waiting(self) -> bool:
+        return self._remote.waiting
+
+    @property
+    def connection(self) -> Connection | None:
+        return self._remote.connection
+
+    def close(self) -> None:
+        self._remote.close()

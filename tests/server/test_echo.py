@@ -1,0 +1,62 @@
+"""Completions that give the prompt back with its log-probabilities, as evaluation harnesses ask for them."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.running import Running
+
+PROMPT = "The quick brown fox jumps over the lazy dog."
+
+
+def choice_of(server: Running, **body: Any) -> dict[str, Any]:
+    response = server.post("/v1/completions", {"prompt": PROMPT, "temperature": 0, "logprobs": 1, **body})
+    response.raise_for_status()
+    found: dict[str, Any] = response.json()["choices"][0] | {"usage": response.json()["usage"]}
+    return found
+
+
+def test_an_echoed_prompt_has_the_logprobs_that_its_tokens_have_as_an_answer(server: Running) -> None:
+    made = choice_of(server, max_tokens=8, ignore_eos=True, return_token_ids=True)
+    prompt, answer = made["prompt_token_ids"], made["token_ids"]
+    for most in (0, 1):
+        found = choice_of(server, prompt=prompt + answer, max_tokens=most, echo=True)
+        logprobs = found["logprobs"]
+        count = len(prompt) + len(answer)
+        assert {len(column) for column in logprobs.values()} == {count + most}
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        assert logprobs["token_logprobs"][len(prompt) : count] == pytest.approx(
+            made["logprobs"]["token_logprobs"], abs=0.05
+        )
+        assert logprobs["tokens"][len(prompt) : count] == made["logprobs"]["tokens"]
+        # the answer was the likeliest text, so each of its tokens is the best one at its place
+        likeliest = [max(top.values()) for top in logprobs["top_logprobs"][len(prompt) : count]]
+        assert logprobs["token_logprobs"][len(prompt) : count] == pytest.approx(likeliest, abs=0.05)
+        assert found["text"].startswith(PROMPT)
+        assert found["finish_reason"] == "length"
+        assert found["usage"]["completion_tokens"] == most
+
+
+def test_an_echoed_stream_says_the_same(server: Running) -> None:
+    whole = choice_of(server, max_tokens=4, echo=True, ignore_eos=True)["logprobs"]
+    body = {"prompt": PROMPT, "temperature": 0, "logprobs": 1, "max_tokens": 4, "echo": True, "ignore_eos": True}
+    chunks = server.stream("/v1/completions", body)
+    found: dict[str, list[Any]] = {name: [] for name in whole}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            for name in found:
+                found[name] += choice["logprobs"][name]
+    assert found == whole
+
+
+def test_nothing_to_make_and_nothing_to_echo_is_refused(server: Running) -> None:
+    response = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 0})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "max_tokens is 0, expected at least 1; 0 only with echo."
+
+
+def test_more_numbers_than_an_answer_should_hold_are_refused(server: Running) -> None:
+    body = {"prompt": [5] * 7000, "max_tokens": 0, "echo": True, "logprobs": 20}
+    response = server.post("/v1/completions", body)
+    assert response.status_code == 400
+    assert "asks for 147,000 numbers, and at most 131,072 are given" in response.json()["error"]["message"]
