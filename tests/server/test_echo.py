@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.running import Running
+from tests.server.running import Running, chat_body
 
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
@@ -59,4 +59,28 @@ def test_more_numbers_than_an_answer_should_hold_are_refused(server: Running) ->
     body = {"prompt": [5] * 7000, "max_tokens": 0, "echo": True, "logprobs": 20}
     response = server.post("/v1/completions", body)
     assert response.status_code == 400
-    assert "asks for 147,000 numbers, and at most 131,072 are given" in response.json()["error"]["message"]
+    assert "147,000 numbers, and at most 131,072 are given" in response.json()["error"]["message"]
+
+
+def test_prompt_logprobs_are_those_of_an_echo_in_vllms_form(server: Running) -> None:
+    echoed = choice_of(server, max_tokens=1, echo=True, logprobs=1)["logprobs"]
+    found = choice_of(server, max_tokens=1, prompt_logprobs=2, return_token_ids=True)
+    ids, scored = found["prompt_token_ids"], found["prompt_logprobs"]
+    assert scored[0] is None
+    assert len(scored) == len(ids)
+    for place, (token, each) in enumerate(zip(ids[1:], scored[1:], strict=True), start=1):
+        assert each[str(token)]["logprob"] == echoed["token_logprobs"][place]
+        assert each[str(token)]["decoded_token"] == echoed["tokens"][place]
+        ranks = sorted(entry["rank"] for entry in each.values())
+        assert ranks[:2] == [1, 2]
+        assert len(each) == (2 if each[str(token)]["rank"] <= 2 else 3)
+        assert max(entry["logprob"] for entry in each.values()) == max(echoed["top_logprobs"][place].values())
+
+
+def test_a_conversation_is_scored_as_its_template_renders_it(server: Running) -> None:
+    body = {**chat_body("Hello", temperature=0, max_tokens=1), "return_token_ids": True, "prompt_logprobs": 0}
+    found = server.post("/v1/chat/completions", body).json()
+    ids = found["prompt_token_ids"]
+    bare = choice_of(server, prompt=ids, max_tokens=1, prompt_logprobs=0)
+    assert found["prompt_logprobs"] == bare["prompt_logprobs"]
+    assert [list(each) for each in found["prompt_logprobs"][1:]] == [[str(token)] for token in ids[1:]]

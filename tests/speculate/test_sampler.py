@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.errors import RequestError
-from stoker.speculate.sampler import Past, Row, choose, gumbel, logprobs
+from stoker.speculate.sampler import Past, Row, choose, gumbel, score
 from stoker.speculate.sampling import Sampling
 from stoker.speculate.tokens import Extended
 
@@ -166,13 +166,23 @@ def test_what_is_known_of_the_text_counts_like_the_text_itself() -> None:
 
 
 def test_logprobs_of_ties_name_the_lowest_ids() -> None:
-    logits = torch.tensor([1.0, 3.0, 3.0, 0.0, 3.0, 2.0])
-    chosen, top = logprobs(logits, 5, 2)
-    table = torch.log_softmax(logits.double(), -1)
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0, 2.0]])
+    ((chosen, top, rank),) = score(logits, [5], 2)
+    table = torch.log_softmax(logits[0].double(), -1)
     assert chosen == pytest.approx(float(table[5]))
+    assert rank == 4
     assert [token for token, _ in top] == [1, 2]
-    assert [token for token, _ in logprobs(logits, 5, 20)[1]] == [1, 2, 4, 5, 0, 3]
-    assert logprobs(logits, 0, 0)[1] == ()
+    assert [value for _, value in top] == pytest.approx([float(table[1])] * 2)
+    assert [token for token, _ in score(logits, [5], 20)[0].top] == [1, 2, 4, 5, 0, 3]
+    assert score(logits, [2], 0)[0][1:] == ((), 1)
+
+
+def test_the_likeliest_tokens_are_in_order_whatever_their_sign() -> None:
+    logits = torch.tensor([[-0.0, 0.0, -3.5, 2.5, -1e-30, float("-inf")], [-1.0, -2.0, -3.0, -1.0, -5.0, -4.0]])
+    found = score(logits, [3, 1], 6)
+    assert [token for token, _ in found[0].top] == [3, 0, 1, 4, 2, 5]
+    assert [token for token, _ in found[1].top] == [0, 3, 1, 2, 5, 4]
+    assert [each.rank for each in found] == [1, 3]
 
 
 def test_stop_ids_are_barred_until_min_tokens() -> None:

@@ -149,11 +149,6 @@ class Engine:
             raise RequestError(f"depth is {depth}, expected 0 to {self.config.max_depth}.")
         if depth and self.drafter is None:
             raise RequestError(f"depth is {depth}, but this engine has no drafter.")
-        if sampling.prompt_logprobs is not None and not isinstance(self._runner, Runner):
-            raise RequestError(
-                "log-probabilities of the prompt (echo with logprobs) are not computed on the GPU. Ask for logprobs of "
-                "the answer alone, or serve with --device cpu."
-            )
         if sampling.stop and self._tokenizer is None:
             raise RequestError(
                 f"stop asks for {len(sampling.stop)} stop strings, but this engine has no tokenizer to find them with. "

@@ -1,16 +1,19 @@
 """What the model's choices in a step mean for its requests: tokens accepted and emitted, and what is counted."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stoker.engine.block import Block
 from stoker.engine.request import Event, Finish, Sequence, TokenLogprob
 from stoker.speculate.drafter import accept
-from stoker.speculate.sampler import logprobs
+from stoker.speculate.sampler import score
 
 Emitted = list[tuple[Sequence, Event]]
+SCORED_ROWS = 16  # of a prompt whose logits are held at a time: they are large
 
 
 def settle(blocks: Many[Block], targets: Many[int], logits: Tensor, firsts: Many[int]) -> tuple[Emitted, list[int]]:
@@ -45,7 +48,8 @@ def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> E
     while count < len(tokens) and finish is None:
         token = tokens[count]
         if top is not None:
-            found.append(TokenLogprob(token, *logprobs(logits[first + count], token, top)))
+            (scored,) = score(logits[first + count : first + count + 1], [token], top)
+            found.append(TokenLogprob(token, *scored))
         count += 1
         try:
             sequence.push(token)
@@ -68,6 +72,22 @@ def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> E
         stop=stop,
         error=error,
     )
+
+
+def score_prompt(sequence: Sequence, count: int, logits: Callable[[int, int], Tensor]) -> None:
+    """Log-probabilities of the prompt tokens after each of the next `count`. logits(start, stop) are those of rows of
+    the chunk, [stop - start, vocab] or more."""
+    top, begin = sequence.sampling.prompt_logprobs, sequence.computed + 1
+    assert top is not None
+    tokens = sequence.prompt[begin : begin + count]
+    for start in range(0, len(tokens), SCORED_ROWS):
+        some = tokens[start : start + SCORED_ROWS]
+        rows = logits(start, start + len(some))
+        # always as many rows, so that where a prompt is cut changes no digit
+        rows = pad(rows, (0, 0, 0, SCORED_ROWS - len(rows)))
+        scores = score(rows, some + [0] * (SCORED_ROWS - len(some)), top)
+        for place, (token, scored) in enumerate(zip(some, scores, strict=False)):
+            sequence.prompt_logprobs[begin + start + place] = TokenLogprob(token, *scored)
 
 
 def following(members: Many[Sequence], kept: Many[int]) -> list[int]:

@@ -25,11 +25,12 @@ class Finish(Enum):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Of one emitted token, under the model's own distribution at its place."""
+    """Of one token of a prompt or an answer, under the model's own distribution at its place."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]  # likeliest first
+    rank: int  # 1 if no token is likelier
 
 
 @dataclass

@@ -1,15 +1,15 @@
 """One forward of the model: what goes in, which tokens come out, what the drafter and the prefix cache get of it."""
 
 from collections.abc import Sequence as Many
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from stoker.engine.block import Block
 from stoker.engine.flat import Part, flat_batch
-from stoker.engine.outcome import Emitted, emit, following, settle
-from stoker.engine.request import Sequence, TokenLogprob
+from stoker.engine.outcome import Emitted, emit, following, score_prompt, settle
+from stoker.engine.request import Sequence
 from stoker.engine.scheduler import Scheduler
 from stoker.model.batch import Batch
 from stoker.model.cache import Cache
@@ -17,9 +17,8 @@ from stoker.model.decoder import Decoder
 from stoker.model.experts import SparseMlp
 from stoker.ops.family import Family
 from stoker.speculate.drafter import Drafter
-from stoker.speculate.sampler import Row, choose, logprobs
+from stoker.speculate.sampler import Row, choose
 
-SCORED_ROWS = 16  # of a prompt whose logits are held at a time
 COUNT_EVERY = 5  # steps: looking at what all layers chose takes a hundredth of one
 
 
@@ -39,7 +38,7 @@ class Runner:
         hidden, taps = self._forward(batch)
         for part, own in zip(parts, hidden.split([len(part.tokens) for part in parts]), strict=True):
             if part.request.scores_prompt:
-                self._score_prompt(part.request, own)
+                score_prompt(part.request, len(own), partial(self._logits_of, own))
         for part in parts:
             part.request.computed += len(part.tokens)
             part.request.replay = 0
@@ -82,16 +81,8 @@ class Runner:
     def _sparse(self) -> list[SparseMlp]:
         return [module for module in self._model.layers.modules() if isinstance(module, SparseMlp)]
 
-    def _score_prompt(self, sequence: Sequence, hidden: Tensor) -> None:
-        """Log-probabilities of the prompt tokens after those of a chunk, a few rows at a time: logits are large."""
-        top = sequence.sampling.prompt_logprobs
-        assert top is not None
-        following = sequence.prompt[sequence.computed + 1 : sequence.computed + 1 + len(hidden)]
-        for start in range(0, len(following), SCORED_ROWS):
-            logits = self._model.logits(hidden[start : start + SCORED_ROWS])
-            for place, token in enumerate(following[start : start + SCORED_ROWS]):
-                found = TokenLogprob(token, *logprobs(logits[place], token, top))
-                sequence.prompt_logprobs[sequence.computed + 1 + start + place] = found
+    def _logits_of(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        return self._model.logits(hidden[start:stop])
 
     def _targets(self, batch: Batch, hidden: Tensor, blocks: list[Block]) -> tuple[Tensor, list[int]]:
         """Logits [R, vocab] of the rows to verify, and the model's choice after each."""

@@ -4,7 +4,6 @@ The other APIs say their requests again as chat requests and come through here t
 """
 
 from dataclasses import replace
-from typing import Any
 
 from stoker.server.continued import thinks_at_the_end
 from stoker.server.conversation import template_messages, template_tools, tool_schemas
@@ -13,12 +12,14 @@ from stoker.server.generation import Ask
 from stoker.server.parse.reasoning import CLOSE as THOUGHT_END
 from stoker.server.parse.tags import OPEN
 from stoker.server.protocol.chat import AllowedToolsChoice, ChatRequest, NamedTool
+from stoker.server.protocol.common import Sampled
 from stoker.server.sampled import choice_samplings, choices_of, sampling_of
 from stoker.server.service import Service
 from stoker.server.structured import answer_mask, call_mask, strict_mask
 from stoker.server.thinking_budget import ThinkingBudget
 
 MOST_LOGPROBS = 20
+MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may ask for
 
 
 def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
@@ -62,14 +63,41 @@ def with_budget(service: Service, ask: Ask, tokens: int | None) -> Ask:
     return replace(ask, mask=ThinkingBudget(tokens, close, ends, service.model.vocab_size, ask.mask))
 
 
-def prompted(service: Service, body: Any, prompt: list[int], wanted: int | None, logprobs: int | None = None) -> Ask:
+def prompted(
+    service: Service,
+    body: Sampled,
+    prompt: list[int],
+    wanted: int | None,
+    logprobs: int | None = None,
+    echoed: int | None = None,
+) -> Ask:
     """A prompt with the request's sampling. An answer ends where the context does: agents name a limit with every
-    request, and seldom one that fits."""
+    request, and seldom one that fits. `echoed`: likeliest tokens beside each token of a prompt that is given back."""
     room = service.room_for_answer(prompt)
     sampling = sampling_of(body, service.model, room if wanted is None else min(wanted, room), logprobs)
-    ask = Ask(prompt, sampling)
+    ask = Ask(prompt, replace(sampling, prompt_logprobs=_prompt_logprobs(body, len(prompt), echoed)))
     service.check(ask)
     return ask
+
+
+def _prompt_logprobs(body: Sampled, tokens: int, echoed: int | None) -> int | None:
+    asked, name = body.prompt_logprobs, "prompt_logprobs"
+    if asked is not None and not 0 <= asked <= MOST_LOGPROBS:
+        raise ApiError(400, f"{name} is {asked}, expected 0 to {MOST_LOGPROBS}.", param=name)
+    if asked is not None and body.stream:
+        raise ApiError(400, f"{name} come with a whole answer, not with a stream. Leave out stream.", param=name)
+    if asked is None and echoed is None:
+        return None
+    top = max(asked or 0, echoed or 0)
+    numbers = tokens * (1 + top)
+    if numbers > MOST_PROMPT_LOGPROBS:
+        raise ApiError(
+            400,
+            f"log-probabilities of {tokens:,} prompt tokens and the {top} likeliest beside each are {numbers:,} "
+            f"numbers, and at most {MOST_PROMPT_LOGPROBS:,} are given. Ask for fewer, or send a shorter prompt.",
+            param="echo" if asked is None else name,
+        )
+    return top
 
 
 def with_tools(service: Service, ask: Ask, body: ChatRequest) -> Ask:

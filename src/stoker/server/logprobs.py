@@ -1,6 +1,7 @@
-"""Log probabilities in OpenAI's two forms."""
+"""Log-probabilities in OpenAI's two forms, and of prompts in vLLM's."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stoker.engine.request import TokenLogprob
@@ -35,16 +36,32 @@ def completion_logprobs(found: Sequence[TokenLogprob], model: ServedModel, offse
     }
 
 
-def prompt_logprobs(prompt: Sequence[int], echoed: Sequence[TokenLogprob], model: ServedModel) -> dict[str, Any]:
-    """Of a prompt, where nothing comes before the first token to judge it by."""
+def echoed_logprobs(
+    prompt: Sequence[int], found: Sequence[TokenLogprob], model: ServedModel, top: int
+) -> dict[str, Any]:
+    """Of a prompt that is part of the answer's text, each with the `top` likeliest. Nothing comes before the first
+    token to judge it by."""
     first = model.token_text(prompt[0])
-    rest = completion_logprobs(echoed, model, len(first))
+    rest = completion_logprobs([replace(each, top=each.top[:top]) for each in found], model, len(first))
     return {
         "tokens": [first, *rest["tokens"]],
         "token_logprobs": [None, *rest["token_logprobs"]],
         "top_logprobs": [None, *rest["top_logprobs"]],
         "text_offset": [0, *rest["text_offset"]],
     }
+
+
+def prompt_logprobs(found: Sequence[TokenLogprob], model: ServedModel, top: int) -> list[dict[str, Any] | None]:
+    """vLLM's form: by place in the prompt, and there by token id."""
+
+    def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": model.token_text(token)}
+
+    shown: list[dict[str, Any] | None] = [None]
+    for each in found:
+        likeliest = {str(token): entry(token, value, 1 + place) for place, (token, value) in enumerate(each.top[:top])}
+        shown.append({**likeliest, str(each.token): entry(each.token, each.logprob, each.rank)})
+    return shown
 
 
 def _finite(logprob: float) -> float:

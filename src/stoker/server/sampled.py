@@ -14,7 +14,6 @@ MOST_STOPS, LONGEST_STOP = 16, 1024  # stop strings, and characters of one
 MOST_TOKEN_IDS = 4096  # of logit_bias, and of stop_token_ids
 UNSUPPORTED = {
     "use_beam_search": "beam search is not supported; sample with n instead",
-    "prompt_logprobs": "logprobs of the prompt are not computed; ask for logprobs of the answer",
     "include_stop_str_in_output": "stop strings are always left out of the answer",
 }
 

@@ -8,6 +8,7 @@ model itself, before all of that.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,18 +72,38 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return chosen
 
 
-def logprobs(logits: Tensor, token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log-probability of `token` and of the `top` likeliest tokens under one row of logits [vocab]; ties go to the
-    lowest id. Each row by itself, so that no neighbour can change a digit."""
+class Score(NamedTuple):
+    """What a row of logits says about one token."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities, likeliest first
+    rank: int  # 1 if no token is likelier
+
+
+def score(logits: Tensor, tokens: Sequence[int], top: int) -> list[Score]:
+    """Of tokens[i] under row i of fp32 logits [R, vocab]; ties go to the lowest id. All numbers come to the host in one
+    read. Calls with the same R give a row the same digits whatever its neighbours are."""
     scores = logits.double()
-    total = torch.logsumexp(scores, 0)
-    best: list[tuple[int, float]] = []
-    if top:
-        least = scores.topk(min(top, len(scores))).values[-1]
-        candidates = (scores >= least).nonzero()[:, 0]  # more than `top` where the last ones tie
-        order = scores[candidates].sort(descending=True, stable=True).indices[:top]
-        best = [(int(i), float(scores[i] - total)) for i in candidates[order]]
-    return float(scores[token] - total), tuple(best)
+    totals = torch.logsumexp(scores, 1, keepdim=True)
+    own = scores.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    ranks = (scores > own).sum(1, keepdim=True) + 1
+    best = _likeliest(logits, min(top, logits.shape[1]))
+    told = torch.cat([own - totals, ranks.double(), best.double(), scores.gather(1, best) - totals], 1).tolist()
+    width = best.shape[1]
+    found = []
+    for logprob, rank, *rest in told:
+        likeliest = zip(map(int, rest[:width]), rest[width:], strict=True)
+        found.append(Score(logprob, tuple(likeliest), int(rank)))
+    return found
+
+
+def _likeliest(logits: Tensor, count: int) -> Tensor:
+    """Ids [R, count] of the largest fp32 logits of each row, ties in the order of ids, which topk alone leaves open."""
+    bits = (logits.float() + 0.0).view(torch.int32)  # -0 becomes 0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the floats
+    last = (1 << 32) - 1
+    keys = (ordered << 32) + (last - torch.arange(logits.shape[1], device=logits.device))
+    return last - (keys.topk(count, 1).values & last)
 
 
 def gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:

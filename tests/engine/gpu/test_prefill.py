@@ -93,7 +93,9 @@ def check_prompt() -> None:
             features.append(prefill.features[:count].clone())
             at += count
         assert int(prefill.token) == int(prefill.logits.argmax())
-        left.append((torch.cat(streams), torch.cat(features), prefill.logits.clone(), cache))
+        scored = prefill.logits_of(count - 3, count).clone()
+        assert torch.equal(scored[2:], prefill.logits)
+        left.append((torch.cat(streams), torch.cat(features), scored, cache))
     whole, cut = left
     for index in range(3):
         assert torch.equal(whole[index], cut[index])
@@ -110,7 +112,7 @@ def check_prompt() -> None:
         prompt = Batch.of(Family.PREFILL, [Run(ids.tolist(), 0, 0, [0, 1])], 64)
         hidden, tapped = decoder(prompt, theirs, taps=(0,))
         assert error(whole[1], tapped) < LIMIT
-        assert error(whole[2], decoder.logits(hidden[-1:])) < LIMIT
+        assert error(whole[2], decoder.logits(hidden[-3:])) < LIMIT
         hidden, _ = decoder(Batch.of(Family.STEP, [Run(AFTER, PROMPT, 0, [0, 1])], 64), theirs)
         expected = decoder.logits(hidden)
     for row in range(2):

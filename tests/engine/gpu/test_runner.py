@@ -424,3 +424,24 @@ def test_recording_leaves_no_trace(
 def _no_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+@pytest.mark.parametrize("kind", [None, "mtp", "dflash"])
+def test_log_probabilities_of_a_prompt_are_those_of_the_answer_and_no_chunk_changes_them(
+    gpu: Gpu, prompts: list[list[int]], kind: str | None
+) -> None:
+    """The longest prompt, which takes two chunks of 64 tokens, or one of 128."""
+    prompt, sampling = prompts[1], Sampling(max_tokens=2, prompt_logprobs=3, logprobs=3)
+    events = ask(gpu(kind), [prompt, prompts[0]], [sampling, Sampling(max_tokens=9)])[0]
+    found = events[0].prompt_logprobs
+    assert [each.token for each in found] == prompt[1:]
+    assert ask(gpu(kind, prefill_budget=128), [prompt], [sampling])[0][0].prompt_logprobs == found
+    # the first token of an answer to the prompt's beginning has the distribution that its next token is judged by
+    for cut in (1, 17, 64, 100):
+        (first,) = ask(gpu(kind), [prompt[:cut]], [replace(sampling, max_tokens=1)])[0]
+        assert first.logprobs[0].top == found[cut - 1].top
+    # and the last tokens judged leave the drafting network and the answer as they were
+    plain = ask(gpu(kind), [prompt], [Sampling(max_tokens=12)], [DEPTH if kind else 0])[0]
+    scored = ask(gpu(kind), [prompt], [Sampling(max_tokens=12, prompt_logprobs=0)], [DEPTH if kind else 0])[0]
+    assert tokens(scored) == tokens(plain)
+    assert [event.drafts for event in scored] == [event.drafts for event in plain]

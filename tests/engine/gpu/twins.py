@@ -290,7 +290,7 @@ class Prefill:
         self.features = torch.zeros(chunk, len(taps) * config.hidden_size).bfloat16()
         self.logits, self.token = torch.zeros(1, config.vocab_size), torch.zeros(1, dtype=torch.int32)
         self.buffers = SimpleNamespace(drafted=torch.zeros(chunk, config.hidden_size).bfloat16())
-        self._x = torch.zeros(chunk, config.hidden_size).bfloat16()
+        self._x, self._logits = torch.zeros(chunk, config.hidden_size).bfloat16(), torch.zeros(chunk, config.vocab_size)
 
     def forward(
         self, token_ids: Tensor, table: Tensor, *, slot: int, cached: int, replay: int = 0, choose: bool = True
@@ -309,15 +309,20 @@ class Prefill:
             step.forward()
             rows = slice(done, done + len(ids))
             self.features[rows], self._x[rows], replay = step.features, step.buffers.x, len(ids)
-        assert step.buffers.best.logits is not None
-        self.logits[0], self.token[0] = step.buffers.best.logits[-1], step.buffers.tokens[-1]
+            assert step.buffers.best.logits is not None
+            self._logits[rows] = step.buffers.best.logits
+        self.logits[0], self.token[0] = self._logits[len(token_ids) - 1], step.buffers.tokens[-1]
         ended = self._inputs(1, table, slot, cached + len(token_ids), replay)
         ended.sequences.lengths.zero_()
         mixers = [layer.mixer for layer in self._weights.layers if isinstance(layer.mixer, DeltaLayer)]
         for ring, mixer in zip((s for s in self._cache.layers if isinstance(s, DeltaRing)), mixers, strict=True):
             deltanet(torch.zeros(1, 0), torch.zeros(1, 0), ring, mixer.weights, ended.sequences)
 
+    def logits_of(self, start: int, stop: int) -> Tensor:
+        return self._logits[start:stop]
+
     def draft(self, following: Tensor, table: Tensor, pages: KVPages, *, cached: int, keys_only: bool = False) -> None:
+        self._logits.fill_(torch.nan)  # a pass of the head leaves nothing to score
         mtp, count = self._weights.mtp, len(following)
         assert mtp is not None
         inputs = self._inputs(count, table, 0, cached, 0)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stoker.engine.gpu.state import GpuCache, heads_of
 from stoker.engine.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MtpWeights, StepWeights
+from stoker.engine.outcome import SCORED_ROWS
 from stoker.errors import RequestError
 from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.config import ModelConfig
@@ -119,7 +120,13 @@ class Prefill:
         units = head.rows // UNIT
         index = torch.empty(1, units, dtype=torch.int32, device=device)
         self._best = Best(torch.empty(1, units, device=device), index, self.logits)
-        self._space = Workspace.allocate(2 * max(8192, head.rows), head.rows // UNIT, device)
+        self._scored = Best(
+            torch.empty(SCORED_ROWS, units, device=device),
+            torch.empty(SCORED_ROWS, units, dtype=torch.int32, device=device),
+            torch.empty(SCORED_ROWS, config.vocab_size, device=device),
+        )
+        # heads of up to 8,192 rows are multiplied in two parts
+        self._space = Workspace.allocate(2 * SCORED_ROWS * 8192, head.rows // UNIT, device)
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +156,15 @@ class Prefill:
         if choose:
             linear(normed[-1:], weights.head, self._best, self._space)
             best_tokens(self._best, self.config.vocab_size, self.token)
+
+    def logits_of(self, start: int, stop: int) -> Tensor:
+        """[stop - start, vocab] fp32 after these rows of the last forward, at most SCORED_ROWS; until the next call."""
+        rows, whole = stop - start, self._scored
+        assert whole.logits is not None
+        some = Best(whole.values[:rows], whole.rows[:rows], whole.logits[:rows])
+        linear(self.buffers.normed[start:stop], self.weights.head, some, self._space)
+        assert some.logits is not None
+        return some.logits
 
     def draft(self, following: Tensor, table: Tensor, pages: KVPages, *, cached: int, keys_only: bool = False) -> None:
         """The MTP head over the rows of the last forward and the tokens after them, `following` [T] int32: fills its

@@ -13,7 +13,7 @@ from stoker.engine.gpu.prefill import Prefill
 from stoker.engine.gpu.slots import SlotCache
 from stoker.engine.gpu.state import Bucket, StepInputs
 from stoker.engine.gpu.weights import StepWeights
-from stoker.engine.outcome import Emitted, emit, following
+from stoker.engine.outcome import Emitted, emit, following, score_prompt
 from stoker.engine.request import Sequence
 from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.model.config import ModelConfig
@@ -59,6 +59,8 @@ class Prompts:
             self._sent(0, part.tokens), self._table, slot=slot, cached=start,
             replay=self._cache.pending(slot, start), choose=first is not None,
         )  # fmt: skip
+        if sequence.scores_prompt:
+            score_prompt(sequence, count, self._prefill.logits_of)
         sequence.computed += count
         sequence.replay = 0
         sequence.stats.prefill_tokens += count

@@ -15,7 +15,7 @@ from stoker.server.api.respond import respond
 from stoker.server.asks import chat_asks
 from stoker.server.bodies import BodyRoute
 from stoker.server.generation import Delta
-from stoker.server.logprobs import chat_logprobs
+from stoker.server.logprobs import chat_logprobs, prompt_logprobs
 from stoker.server.merge import merged
 from stoker.server.parse.custom import CustomCalls
 from stoker.server.parse.pieces import Call, CallArguments, CallStart, Content, Message, Piece, Reasoning
@@ -81,6 +81,9 @@ class ChatResponse:
         }
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._asks[0].prompt
+        if (top := self._body.prompt_logprobs) is not None:
+            scored = deltas[0][0].prompt_logprobs
+            found["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, scored, self._model, top)
         return found
 
     def _choice(self, place: int, message: Message, deltas: list[Delta]) -> dict[str, Any]:

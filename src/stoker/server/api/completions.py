@@ -13,11 +13,11 @@ from starlette.responses import Response
 from stoker.engine.request import Finish, Stats, TokenLogprob
 from stoker.server.api.chat import drafts_of, finish_reason
 from stoker.server.api.respond import respond
-from stoker.server.asks import prompted
+from stoker.server.asks import MOST_LOGPROBS, prompted
 from stoker.server.bodies import BodyRoute
 from stoker.server.errors import ApiError
 from stoker.server.generation import Ask, Delta
-from stoker.server.logprobs import completion_logprobs, prompt_logprobs
+from stoker.server.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
 from stoker.server.merge import merged
 from stoker.server.parse.pieces import Content
 from stoker.server.protocol.completions import CompletionRequest
@@ -30,8 +30,6 @@ from stoker.server.usage import response_metrics, usage
 router = APIRouter(route_class=BodyRoute)
 DEFAULT_TOKENS = 16  # OpenAI's
 MOST_PROMPTS = 64
-MOST_LOGPROBS = 20
-MOST_ECHOED = 131_072  # log-probabilities of one prompt
 
 
 @router.post("/v1/completions")
@@ -58,23 +56,10 @@ def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
     mask = answer_mask(service.model, body.response_format, body.structured_outputs, thinking=False)
     asks = []
     for prompt in _prompts(service, body):
-        ask = replace(prompted(service, body, prompt, wanted, body.logprobs), parsed=False, mask=mask)
-        if body.echo and body.logprobs is not None:
-            _check_echoed(len(prompt), body.logprobs)
-            ask = replace(ask, sampling=replace(ask.sampling, prompt_logprobs=body.logprobs))
+        echoed = body.logprobs if body.echo else None
+        ask = replace(prompted(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
         asks += [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
     return asks
-
-
-def _check_echoed(tokens: int, top: int) -> None:
-    entries = tokens * (1 + top)
-    if entries > MOST_ECHOED:
-        raise ApiError(
-            400,
-            f"echo with logprobs of {tokens:,} prompt tokens and {top} likeliest asks for {entries:,} numbers, and at "
-            f"most {MOST_ECHOED:,} are given. Ask for fewer logprobs, or send a shorter prompt.",
-            param="echo",
-        )
 
 
 def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
@@ -123,6 +108,9 @@ class CompletionResponse:
         if self._body.logprobs is not None:
             logprobs = [each for delta in deltas for each in delta.logprobs]
             found["logprobs"] = self._logprobs(place, logprobs, deltas[0], len(echo))
+        if self._body.prompt_logprobs is not None:
+            scored = deltas[0].prompt_logprobs
+            found["prompt_logprobs"] = prompt_logprobs(scored, self._model, self._body.prompt_logprobs)
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._asks[place].prompt
             found["token_ids"] = [token for delta in deltas for token in delta.tokens]
@@ -202,7 +190,8 @@ class CompletionResponse:
         found = completion_logprobs(made, self._model, offset)
         if not self._body.echo or first is None:
             return found
-        before = prompt_logprobs(self._asks[place].prompt, first.prompt_logprobs, self._model)
+        top = self._body.logprobs or 0
+        before = echoed_logprobs(self._asks[place].prompt, first.prompt_logprobs, self._model, top)
         return {name: before[name] + found[name] for name in found}
 
     def _echo(self, place: int) -> str:

@@ -27,6 +27,7 @@ ELSEWHERE = {  # parameters of chat completions that have another name here
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "prompt_logprobs": "/v1/completions or /v1/chat/completions",
 }
 # records of what OpenAI's servers did, which say nothing that the model could read
 LEFT_OUT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "additional_tools")
