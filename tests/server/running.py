@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,26 @@ class Running:
             if match := re.fullmatch(r'([\w:]+)\{engine="0",model_name="[^"]*"\} (\S+)', line):
                 found[match.group(1)] = float(match.group(2))
         return found
+
+    @property
+    def processes(self) -> list[int]:
+        """Of the server and all that it has started."""
+        found = [self.process.pid]
+        for pid in found:
+            with suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    found += [int(child) for child in (task / "children").read_text().split()]
+        return found
+
+    @property
+    def memory(self) -> float:
+        """MB that its processes hold, shared pages counted once."""
+        total = 0
+        for pid in self.processes:
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return total / 1024
 
     def until(self, holds: Any, what: str, patience: float = PATIENCE_S) -> None:
         """Waits until `holds()`."""

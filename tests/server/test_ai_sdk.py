@@ -1,13 +1,13 @@
 """The AI SDK (npm `ai`) with its default provider, `@ai-sdk/openai`, which speaks the Responses API."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.server.npm import installed
 from tests.server.running import Running
 
 PACKAGES = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")
@@ -16,19 +16,7 @@ SCRIPT = Path(__file__).with_name("ai_sdk.mjs")
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """The packages in a cache folder, installed once."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("the AI SDK needs node and npm, which are not installed here")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    found = cache / "stoker-tests" / PACKAGES[0].replace("@", "-")
-    if not (found / "installed").exists():
-        found.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--prefix", str(found), "--no-audit", "--no-fund", "--ignore-scripts", *PACKAGES]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if ran.returncode:
-            pytest.skip(f"npm could not install the AI SDK: {ran.stderr.strip()[-300:]}")
-        (found / "installed").touch()
+    found = installed(*PACKAGES)
     shutil.copy(SCRIPT, found)  # node looks for packages beside the script
     return found
 

@@ -74,26 +74,6 @@ def neighbour(server: Running, meanwhile: Callable[[], object]) -> tuple[str, fl
     return text_of(chunks), max(gaps)
 
 
-def processes(server: Running) -> list[int]:
-    """Of the server and all that it has started."""
-    found = [server.process.pid]
-    for pid in found:
-        with suppress(OSError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def memory(server: Running) -> float:
-    """MB that its processes hold, shared pages counted once."""
-    total = 0
-    for pid in processes(server):
-        with suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
-
-
 @pytest.mark.parametrize("keyword", ["$ref", "allOf", "anyOf"])
 def test_a_chain_that_overflows_the_compilers_stack_is_refused(running: Running, keyword: str) -> None:
     for length in (2500, 5000):
@@ -117,14 +97,14 @@ def test_intersected_patterns_do_not_hold_up_a_neighbour(running: Running) -> No
 
 def test_after_clients_with_hostile_grammars_left_others_are_served_and_memory_is_back(running: Running) -> None:
     running.chat()
-    before = memory(running)
+    before = running.memory
     for number in range(6):
         with suppress(httpx.TimeoutException):
             httpx.post(f"{running.url}/v1/chat/completions", json=asking(intersected(40 + number)), timeout=0.2)
     began = time.monotonic()
     running.chat()
     assert time.monotonic() - began < 5
-    running.until(lambda: memory(running) < before + 50, "less memory", patience=30)
+    running.until(lambda: running.memory < before + 50, "less memory", patience=30)
 
 
 def test_a_crowd_of_schemas_that_take_long_to_check_does_not_keep_others_from_being_read(running: Running) -> None:
@@ -162,7 +142,7 @@ def test_a_worker_that_is_killed_costs_at_most_its_request(running: Running) -> 
         for chunk in running.stream("/v1/chat/completions", asking(schema, max_tokens=300)):
             chunks.append(chunk)
             if len(chunks) == 5:
-                for pid in processes(running):
+                for pid in running.processes:
                     with suppress(OSError):
                         if b"stoker.grammar.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                             os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -56,6 +57,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(ValidationError, _invalid)  # of a request said again as another
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ClientGone, _nobody)
+    app.add_exception_handler(ClientDisconnect, _nobody)  # in the middle of a body
     app.add_exception_handler(Exception, _bug)
     return Guard(app, service.config)
 
