@@ -3,7 +3,9 @@
 The CLI prints these without a traceback and exits with 2; anything else is a bug and keeps its traceback.
 """
 
+import reprlib
 import unicodedata
+from typing import Any
 
 
 def visible(text: str, keep: str = "\n") -> str:
@@ -22,6 +24,16 @@ _OBEYED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlist = _SHORT.maxdict = 4
+
+
+def brief(value: Any) -> str:
+    """`value` as Python writes it, with an ellipsis for most of what is long: files hold values of any size."""
+    return visible(_SHORT.repr(value), keep="")
 
 
 class StokerError(Exception):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stoker.weights.checkpoint import INDEX
 from tests.weights import situations
 
 KEYS = {"architecture", "parameters", "groups", "bytes_per_step", "mtp", "problems"}
@@ -72,3 +73,28 @@ def test_files_that_are_not_a_model_are_described_all_the_same(tmp_path: Path) -
     assert done.returncode == 1
     assert "config.json" in done.stdout
     assert "Begin with:" in done.stdout
+
+
+OWNED = "\x1b]0;owned\x07\x1b[2J\u202e"
+MARKUP = "[red]x[/red][link=http://x]y[/link]:bomb:"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed_from_files(tmp_path: Path) -> None:
+    """Control characters in names of tensors, files and models are shown as escapes, rich's own markup as it is."""
+    situations.bf16(tmp_path)
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    for name, tensor in ((f"a{OWNED}.safetensors", OWNED), ("b.safetensors", MARKUP)):
+        header = json.dumps({tensor: entry}).encode()
+        (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"] |= {OWNED: "b.safetensors", "c": OWNED, "\ud800": MARKUP}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    outputs = [stoker(str(tmp_path), *more) for more in ((), ("--json",), ("--verify",))]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": OWNED + MARKUP}))
+    outputs.append(stoker(str(tmp_path)))
+    for done in outputs:
+        assert done.returncode == 1, done.stderr
+        said = (done.stdout + done.stderr).replace("\n", "")
+        assert said.isprintable()
+        assert MARKUP in "".join(said.split())

@@ -1,5 +1,6 @@
 """config.json of the real models gives exactly their parameters, and unsupported requests are refused by name."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from stoker.errors import ConfigError
 from stoker.model.config import FULL, LINEAR, ModelConfig
 from stoker.model.decoder import Decoder
+from stoker.model.dflash_config import DFlashConfig
 
 HYBRID = {
     "full_attention_interval": 4,
@@ -129,3 +131,59 @@ def test_what_stoker_does_not_compute_is_refused_by_name(change: dict[str, Any],
     with pytest.raises(ConfigError, match=r"config\.json") as caught:
         ModelConfig.from_dict({**raw, "text_config": {**raw["text_config"], **change}})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("num_hidden_layers", 10**6, "1,000"),
+        ("num_hidden_layers", 10**18, "1,000"),
+        ("num_hidden_layers", 10**4000, "1,000"),
+        ("num_hidden_layers", -1, "at least 1"),
+        ("num_hidden_layers", 4.0, "whole number"),
+        ("num_hidden_layers", True, "whole number"),
+        ("num_hidden_layers", "4", "whole number"),
+        ("num_experts", 10**6, "10,000"),
+        ("vocab_size", 10**9, "16,777,216"),
+        ("hidden_size", 10**9, "1,048,576"),
+        ("head_dim", 10**9, "16,384"),
+        ("linear_conv_kernel_dim", 10**9, "1,024"),
+        ("max_position_embeddings", 10**12, "2,147,483,647"),
+        ("eos_token_id", [10**12], "2,147,483,647"),
+        ("eos_token_id", list(range(10**6)), "10,000 numbers"),
+        ("layer_types", [FULL] * 10**6, "num_hidden_layers is 48"),
+        ("rms_norm_eps", 10**400, "positive number"),
+        ("tie_word_embeddings", "false", "true or false"),
+        ("head_dim", 3, "rotary dimensions"),
+    ],
+    ids=lambda value: str(value)[:30] if not isinstance(value, int) or value < 10**20 else "huge",
+)
+def test_absurd_sizes_are_refused_at_once_with_number_and_limit(field: str, value: Any, limit: str) -> None:
+    raw = hybrid(
+        "qwen3_5_moe", hidden_size=3072, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=2,
+        linear_num_value_heads=64, num_experts=256, num_experts_per_tok=8, moe_intermediate_size=1024,
+        shared_expert_intermediate_size=1024,
+    )  # fmt: skip
+    ModelConfig.from_dict(raw)
+    (raw if field == "tie_word_embeddings" else raw["text_config"])[field] = value
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_dict(raw)
+    assert time.monotonic() - started < 1
+    assert field in str(caught.value)
+    assert limit in str(caught.value)
+    assert str(value)[:8] in str(caught.value) or isinstance(value, list)
+    assert len(str(caught.value)) < 400
+
+
+def test_experts_of_all_layers_together_are_bounded() -> None:
+    raw = {**QWEN3, "hidden_size": 64, "num_hidden_layers": 1000, "num_attention_heads": 4, "num_experts": 1000}
+    with pytest.raises(ConfigError, match="1,000 layers of num_experts 1,000 are 1,000,000 experts, expected at most"):
+        ModelConfig.from_dict(raw | {"moe_intermediate_size": 64})
+
+
+@pytest.mark.parametrize("layers", [10**6, 10**18])
+def test_a_drafter_of_absurd_depth_is_refused(layers: int) -> None:
+    raw = {"dflash_config": {"mask_token_id": 1}, "rope_theta": 1e6, "vocab_size": 512, "num_hidden_layers": layers}
+    with pytest.raises(ConfigError, match=f"num_hidden_layers is {layers}, expected at most 1,000"):
+        DFlashConfig.from_dict(raw)

@@ -17,7 +17,8 @@ from stoker.speculate.phrases import FACTOR, HASH_BITS, MASK, SHIFT, Phrases, ha
 from stoker.speculate.sampling import Sampling
 from stoker.weights.build.extras import sort_files
 from stoker.weights.checkpoint import PHRASES, Checkpoint
-from stoker.weights.inspect.files import Reads, scan
+from stoker.weights.files import scan
+from stoker.weights.header import Reads
 
 VOCABULARY = 600
 CHANCES = (0.25, 0.5, 0.75)

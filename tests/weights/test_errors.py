@@ -216,7 +216,7 @@ def test_an_index_without_a_weight_map(model: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", INDEX, "generation_config.json"])
 def test_a_json_syntax_error_names_file_line_and_column(model: Path, name: str) -> None:
     (model / name).write_text('{\n  "weight_map": {},\n    oops\n}\n')
-    assert_names(refusal(model, ConfigError), model / name, "line 3", "column 5")
+    assert_names(refusal(model, StokerError), model / name, "line 3", "column 5")
 
 
 @pytest.mark.parametrize("content", [b"[1, 2]", b'"text"', b"null", "{}".encode("utf-16"), b"", b"\xff{}"])

@@ -8,6 +8,7 @@ import typer
 
 from stoker.cli.progress import byte_progress, error_console, output_console
 from stoker.demo import checkpoint_at
+from stoker.errors import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -51,7 +52,7 @@ def _verify_with_progress(directory: Path) -> "Inspection":
 
 
 def _print(report: "Inspection", console: "Console") -> None:
-    console.print(report.directory.name or str(report.directory), style="bold", markup=False)
+    console.print(visible(report.directory.name or str(report.directory), keep=""), style="bold", markup=False)
     for line in _summary(report):
         console.print(line, markup=False)
     console.print(_table(report))

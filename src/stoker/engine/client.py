@@ -31,7 +31,7 @@ from stoker.engine.messages import (
     Shutdown,
     Submit,
 )
-from stoker.engine.request import Depth, Event, Finish
+from stoker.engine.request import Depth, Event
 from stoker.errors import EngineError, RequestError, StokerError
 from stoker.speculate.sampling import Sampling
 
@@ -47,10 +47,10 @@ Sleeper = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]  # a reader u
 class Stream:
     """The events of one request, for one reader: `for event in stream` in a thread, `async for` under asyncio.
 
-    The last event says why the request ended and what it cost; where it failed, `RequestError` (its own fault) or
-    `EngineError` (the engine is gone) is raised instead. Events wait here until they are read. A request has no more
-    of them than its max_tokens, so a slow reader costs that much memory and holds up nobody. As a context manager, a
-    stream cancels its request when it is left early.
+    The last event says why the request ended and what it cost; where it failed, `RequestError` (its own fault),
+    `CheckpointError` (the weights are damaged) or `EngineError` (the engine is gone) is raised instead. Events wait
+    here until they are read. A request has no more of them than its max_tokens, so a slow reader costs that much
+    memory and holds up nobody. As a context manager, a stream cancels its request when it is left early.
     """
 
     def __init__(self, request_id: int, cancel: Callable[[int], object]) -> None:
@@ -126,8 +126,8 @@ class Stream:
         self._read_out = isinstance(event, StokerError) or event.finish is not None
         if isinstance(event, StokerError):
             raise event
-        if event.finish is Finish.ERROR:
-            raise RequestError(event.error or "the engine ended this request and gave no reason.")
+        if event.failure:
+            raise event.failure
         return event
 
     def put(self, event: Event | StokerError) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from stoker.engine.engine import Engine, EngineConfig, check_request
 from stoker.engine.request import Depth, Stats
-from stoker.errors import RequestError
 from stoker.model.cache import PAGE_SIZE
 from stoker.model.decoder import Decoder
 from stoker.speculate.drafter import Drafter
@@ -60,5 +59,5 @@ def generate(
         for event in events:
             yield from event.tokens
             timing.stats = event.stats
-            if event.error:
-                raise RequestError(event.error)
+            if event.failure:
+                raise event.failure

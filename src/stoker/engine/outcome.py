@@ -1,5 +1,6 @@
 """What the model's choices in a step mean for its requests: tokens accepted and emitted, and what is counted."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -44,9 +45,17 @@ def settle(blocks: Many[Block], targets: Many[int], logits: Tensor, firsts: Many
 def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> Event:
     """Adds tokens, one after another until one ends the request. Row first + i of logits [R, vocab] made token i."""
     top, found, count = sequence.sampling.logprobs, [], 0
-    finish, error = None, None
+    finish, error, damaged = None, None, False
     while count < len(tokens) and finish is None:
         token = tokens[count]
+        if not _is_finite(logits[first + count], token, whole=not sequence.output):
+            sequence.output.append(token)  # there is a token after each computed one, and nobody is told of this
+            finish, damaged = Finish.ERROR, True
+            error = (
+                f"the model's logits are not finite at token {len(sequence.output)} of the answer: its weights hold "
+                "NaN or Inf, or make numbers too large for their format. stoker inspect --verify finds the former."
+            )
+            break
         if top is not None:
             (scored,) = score(logits[first + count : first + count + 1], [token], top)
             found.append(TokenLogprob(token, *scored))
@@ -71,7 +80,16 @@ def emit(sequence: Sequence, tokens: list[int], logits: Tensor, first: int) -> E
         prompt_logprobs=prompt,
         stop=stop,
         error=error,
+        damaged=damaged,
     )
+
+
+def _is_finite(logits: Tensor, token: int, whole: bool) -> bool:
+    """Of one row [vocab] the chosen token's logit, or all of them. On accelerators, where to look is to wait, only the
+    server's self-test looks."""
+    if not logits.is_cpu:
+        return True
+    return math.isfinite(float(logits.sum() if whole else logits[token]))
 
 
 def score_prompt(sequence: Sequence, count: int, logits: Callable[[int, int], Tensor]) -> None:

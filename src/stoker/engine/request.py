@@ -6,6 +6,7 @@ from typing import Literal
 
 from stoker.engine.prefix import Chain, Key, Stretches
 from stoker.engine.text import TextStream
+from stoker.errors import CheckpointError, RequestError, StokerError
 from stoker.ops.family import Family
 from stoker.speculate.mask import TokenMask
 from stoker.speculate.sampler import Past
@@ -80,7 +81,16 @@ class Event:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # with the first token, if asked for; not of prompt[0]
     stop: str | None = None  # the stop string that ended it
     error: str | None = None  # a sentence, with Finish.ERROR
+    damaged: bool = False  # the model is at fault for the error, and not the request
     stats: Stats | None = None  # with the last event
+
+    @property
+    def failure(self) -> StokerError | None:
+        """What to raise for it, where it ends with an error."""
+        if self.finish is not Finish.ERROR:
+            return None
+        reason = self.error or "the engine ended this request and gave no reason."
+        return CheckpointError(reason) if self.damaged else RequestError(reason)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, brief
+from stoker.model.fields import Fields
 from stoker.weights.json_file import read_json
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -20,6 +21,8 @@ FAMILIES = {
     "qwen3_5_text": "qwen3_5",
     "qwen3_moe": "qwen3_moe",
 }
+
+MOST_EXPERTS = 200_000  # of all layers together; the largest published have 30,720
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class ModelConfig:
         family = FAMILIES.get(str(model_type))
         if family is None:
             raise ConfigError(
-                f"{where}: model_type is {model_type!r}; Stoker's engine computes {', '.join(sorted(FAMILIES))}."
+                f"{where}: model_type is {brief(model_type)}; Stoker's engine computes {', '.join(sorted(FAMILIES))}."
             )
         fields = Fields(text, where)
         _refuse_unsupported(fields)
@@ -107,6 +110,12 @@ class ModelConfig:
         hybrid = family != "qwen3_moe"
         layer_types = _layer_types(fields, layers) if hybrid else (FULL,) * layers
         sparse = _sparse_layers(fields, layers, family)
+        moe = _moe(fields, family) if any(sparse) else None
+        if moe and sum(sparse) * moe.num_experts > MOST_EXPERTS:
+            raise ConfigError(
+                f"{where}: {sum(sparse):,} layers of num_experts {moe.num_experts:,} are "
+                f"{sum(sparse) * moe.num_experts:,} experts, expected at most {MOST_EXPERTS:,}."
+            )
         heads = fields.integer("num_attention_heads")
         kv_heads = fields.integer("num_key_value_heads")
         if heads % kv_heads:
@@ -115,6 +124,12 @@ class ModelConfig:
             )
         head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
         theta, partial = rope_of(fields, default_partial=0.25 if hybrid else 1.0)
+        rotary_dim = int(head_dim * partial)
+        if rotary_dim < 2 or rotary_dim % 2:
+            raise ConfigError(
+                f"{where}: head_dim {head_dim} with partial_rotary_factor {partial:g} makes {rotary_dim} rotary "
+                "dimensions, expected an even number."
+            )
         return cls(
             family=family,
             hidden_size=fields.integer("hidden_size"),
@@ -123,66 +138,24 @@ class ModelConfig:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rotary_dim=int(head_dim * partial),
+            rotary_dim=rotary_dim,
             rope_theta=theta,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             vocab_size=fields.integer("vocab_size"),
             max_positions=fields.integer("max_position_embeddings"),
             # the top level decides: text_config of multimodal files repeats a default that does not hold
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+            tie_word_embeddings=(Fields(raw, where) if "tie_word_embeddings" in raw else fields).boolean(
+                "tie_word_embeddings"
+            ),
             attention_gate=hybrid,
             norm_offset=hybrid,
             intermediate_size=0 if all(sparse) else fields.integer("intermediate_size"),
-            moe=_moe(fields, family) if any(sparse) else None,
+            moe=moe,
             delta=_delta(fields) if LINEAR in layer_types else None,
             mtp_layers=fields.integer("mtp_num_hidden_layers", 0, minimum=0) if hybrid else 0,
             dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
             eos_token_ids=_eos(fields),
         )
-
-
-class Fields:
-    """Reads required and optional values of a JSON object, with errors that name file and field."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self.values, self.where = values, where
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self.values.get(name)
-        return default if value is None else value
-
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(name, f"a whole number of at least {minimum}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.error(name, "a positive number")
-        return float(value)
-
-    def integers(self, name: str, default: list[int] | None = None) -> tuple[int, ...]:
-        value = self._present(name, default)
-        if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value):
-            raise self.error(name, "a list of whole numbers")
-        return tuple(value)
-
-    def object(self, name: str) -> "Fields":
-        value = self.get(name, {})
-        if not isinstance(value, dict):
-            raise self.error(name, "an object")
-        return Fields(value, f"{self.where}: {name}")
-
-    def error(self, name: str, expected: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {name} is {self.values.get(name)!r}, expected {expected}.")
-
-    def _present(self, name: str, default: Any) -> Any:
-        value = self.get(name, default)
-        if value is None:
-            raise ConfigError(f"{self.where}: the field {name} is missing.")
-        return value
 
 
 def rope_of(fields: Fields, default_partial: float = 1.0) -> tuple[float, float]:
@@ -193,8 +166,8 @@ def rope_of(fields: Fields, default_partial: float = 1.0) -> tuple[float, float]
         kind = source.get("rope_type", source.get("type", "default"))
         if kind != "default":
             raise ConfigError(
-                f"{source.where}: rope_type is {kind!r}; Stoker computes only 'default' "
-                f"(contexts up to max_position_embeddings {fields.get('max_position_embeddings')}). "
+                f"{source.where}: rope_type is {brief(kind)}; Stoker computes only 'default' "
+                f"(contexts up to max_position_embeddings {brief(fields.get('max_position_embeddings'))}). "
                 "Remove the rope scaling to run within that length."
             )
     sources.append(fields)
@@ -218,10 +191,10 @@ def _refuse_unsupported(fields: Fields) -> None:
         value = fields.get(name, supported[0])
         if value not in supported:
             expected = " or ".join(repr(s) for s in supported)
-            raise ConfigError(f"{fields.where}: {name} is {value!r}; Stoker computes only {expected}.")
+            raise ConfigError(f"{fields.where}: {name} is {brief(value)}; Stoker computes only {expected}.")
     if fields.integer("mtp_num_hidden_layers", 0, minimum=0) > 1:
         raise ConfigError(
-            f"{fields.where}: mtp_num_hidden_layers is {fields.get('mtp_num_hidden_layers')}; "
+            f"{fields.where}: mtp_num_hidden_layers is {brief(fields.get('mtp_num_hidden_layers'))}; "
             "Stoker computes MTP heads of one layer."
         )
 
@@ -237,14 +210,14 @@ def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
         raise ConfigError(f"{fields.where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}.")
     for i, kind in enumerate(kinds):
         if kind not in (FULL, LINEAR):
-            raise ConfigError(f"{fields.where}: layer_types[{i}] is {kind!r}, expected {FULL!r} or {LINEAR!r}.")
+            raise ConfigError(f"{fields.where}: layer_types[{i}] is {brief(kind)}, expected {FULL!r} or {LINEAR!r}.")
     return tuple(kinds)
 
 
 def _sparse_layers(fields: Fields, layers: int, family: str) -> tuple[bool, ...]:
     if family == "qwen3_5":
         return (False,) * layers
-    dense, stride = fields.integers("mlp_only_layers", []), fields.integer("decoder_sparse_step", 1)
+    dense, stride = frozenset(fields.integers("mlp_only_layers", [])), fields.integer("decoder_sparse_step", 1)
     return tuple(i not in dense and (i + 1) % stride == 0 for i in range(layers))
 
 
@@ -257,7 +230,7 @@ def _moe(fields: Fields, family: str) -> MoeConfig:
         if family == "qwen3_5_moe"
         else 0,
         # Qwen3.5 has no such field and always renormalises
-        renormalize=True if family == "qwen3_5_moe" else bool(fields.get("norm_topk_prob", False)),
+        renormalize=True if family == "qwen3_5_moe" else fields.boolean("norm_topk_prob"),
     )
     if not 0 < moe.top_k <= moe.num_experts:
         raise ConfigError(

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ConfigError
-from stoker.model.config import FULL, Fields, ModelConfig, rope_of
+from stoker.errors import ConfigError, brief
+from stoker.model.config import FULL, ModelConfig, rope_of
+from stoker.model.fields import Fields
 from stoker.weights.json_file import read_json
 
 SLIDING = "sliding_attention"
@@ -46,7 +47,7 @@ class DFlashConfig:
             ("attention_bias", fields.get("attention_bias", False), False),
         ):
             if found != supported:
-                raise ConfigError(f"{where}: {name} is {found!r}; Stoker computes drafters only with {supported!r}.")
+                raise ConfigError(f"{where}: {name} is {brief(found)}; Stoker drafts only with {supported!r}.")
         vocab, mask = fields.integer("vocab_size"), own.integer("mask_token_id", minimum=0)
         if mask >= vocab:
             raise ConfigError(f"{where}: mask_token_id {mask} is outside the vocabulary of {vocab}.")
@@ -54,7 +55,7 @@ class DFlashConfig:
         # use_swa without layer_types means windows that do not change who sees whom inside the block
         causal = fields.get("is_causal", own.get("causal", False if forced else None))
         if causal not in (None, True, False):
-            raise ConfigError(f"{where}: causal is {causal!r}, expected true or false.")
+            raise ConfigError(f"{where}: causal is {brief(causal)}, expected true or false.")
         return cls(
             hidden_size=fields.integer("hidden_size"),
             layer_types=kinds,
@@ -107,7 +108,7 @@ def _attention_kinds(fields: Fields, own: Fields) -> tuple[tuple[str, ...], int,
         raise fields.error("layer_types", f"{layers} entries of {FULL} or {SLIDING}")
     use_swa = own.get("use_swa", fields.get("use_swa", False))
     if use_swa not in (True, False, None):
-        raise ConfigError(f"{fields.where}: use_swa is {use_swa!r}, expected true or false.")
+        raise ConfigError(f"{fields.where}: use_swa is {brief(use_swa)}, expected true or false.")
     given = [
         holder.integer(name, 0, minimum=0)
         for name in ("sliding_window", "swa_window_size")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stoker.errors import CheckpointError
+from stoker.errors import CheckpointError, brief
 from stoker.model.config import ModelConfig
 from stoker.model.decoder import Decoder
 from stoker.model.dflash import DFlash
@@ -94,7 +94,7 @@ def prepare(module: nn.Module, progress: Progress | None = None) -> None:
 def config_dtype(config: ModelConfig) -> torch.dtype:
     if config.dtype not in CONFIG_DTYPES:
         raise CheckpointError(
-            f"config.json asks for dtype {config.dtype!r}, expected one of {', '.join(CONFIG_DTYPES)}."
+            f"config.json asks for dtype {brief(config.dtype)}, expected one of {', '.join(CONFIG_DTYPES)}."
         )
     return CONFIG_DTYPES[config.dtype]
 

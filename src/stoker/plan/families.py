@@ -6,7 +6,8 @@ which only the size is known is counted from that.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.model.config import FAMILIES, FULL, LINEAR, Fields
+from stoker.model.config import FAMILIES, FULL, LINEAR
+from stoker.model.fields import Fields
 from stoker.plan.shapes import FEEDING, SLIDING, Model, Weight, from_config
 from stoker.weights.groups import (
     ATTENTION,

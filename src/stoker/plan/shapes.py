@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.model.config import FAMILIES, FULL, LINEAR, DeltaConfig, Fields, ModelConfig
+from stoker.model.config import FAMILIES, FULL, LINEAR, DeltaConfig, ModelConfig
+from stoker.model.fields import Fields
 from stoker.weights.expected import expected_parameters
 from stoker.weights.groups import (
     ATTENTION,

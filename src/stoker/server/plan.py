@@ -13,6 +13,8 @@ from stoker.model.load import config_dtype
 from stoker.server.config import ServerConfig
 from stoker.server.memory import Reading
 from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
+from stoker.weights.files import odd_files
+from stoker.weights.problems import refuse_errors
 
 LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
@@ -47,6 +49,7 @@ class Plan:
 def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     """Refuses, with the numbers, what does not fit beside the reserve."""
     model = ModelConfig.load(config.directory)
+    refuse_errors(odd_files(config.directory), config.directory)  # the tokenizer is read next
     context = config.context or model.max_positions
     if config.context and config.context > model.max_positions:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")

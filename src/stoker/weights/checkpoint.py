@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import CheckpointError
+from stoker.weights.files import INDEX, PHRASES, scan
 from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.formats.rules import FormatTable, formats_in
-from stoker.weights.header import TensorInfo, read_header
+from stoker.weights.header import TensorInfo
 from stoker.weights.json_file import read_json
+from stoker.weights.problems import refuse_errors
 
-INDEX = "model.safetensors.index.json"
-PHRASES = "phrases.safetensors"  # no weights: a table of what the model often writes, for the lookup drafter
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+__all__ = ["INDEX", "PHRASES", "Checkpoint", "quantization_config"]
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
-        if not directory.is_dir():
-            raise CheckpointError(f"{directory} is not a directory; give a folder with config.json and *.safetensors.")
-        files = weight_files(directory)
-        if not files:
-            _refuse_empty(directory)
-        tensors: dict[str, TensorInfo] = {}
-        for file in files:
-            for name, info in read_header(file).items():
-                if name in tensors:
-                    raise CheckpointError(
-                        f"{name} is in both {tensors[name].file.name} and {file.name} of {directory}; "
-                        "remove the file that does not belong."
-                    )
-                tensors[name] = info
-        return cls(directory, tensors, _compare_with_index(directory, tensors))
+        """Raises the first of the errors that `stoker inspect` would list."""
+        files = scan(directory)
+        refuse_errors(files.problems, directory)
+        return cls(directory, files.tensors, [note.message for note in files.unlisted])
 
     @cached_property
     def formats(self) -> FormatTable:
@@ -63,10 +52,6 @@ class Checkpoint:
         return [name for name in self.tensors if name.startswith(prefix)]
 
 
-def weight_files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.glob("*.safetensors") if path.name != PHRASES)
-
-
 def quantization_config(directory: Path) -> dict[str, Any] | None:
     """From config.json, its text part, or ModelOpt's own file; None where nothing is quantised."""
     path = directory / "config.json"
@@ -78,39 +63,3 @@ def quantization_config(directory: Path) -> dict[str, Any] | None:
                 return dict(holder[key])
     path = directory / "hf_quant_config.json"
     return read_json(path) if path.exists() else None
-
-
-def _refuse_empty(directory: Path) -> None:
-    pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
-    if pickles:
-        raise CheckpointError(
-            f"{directory} holds pickle weights ({pickles[0]}), which can run code when opened; Stoker reads only "
-            "*.safetensors. Fetch the safetensors files of this model or convert it with transformers' save_pretrained."
-        )
-    if gguf := sorted(path.name for path in directory.glob("*.gguf")):
-        raise CheckpointError(f"{directory} holds a GGUF file ({gguf[0]}), which llama.cpp reads. {INSTEAD}")
-    raise CheckpointError(f"{directory} holds no *.safetensors file; was the download finished?")
-
-
-def _compare_with_index(directory: Path, tensors: dict[str, TensorInfo]) -> list[str]:
-    path = directory / INDEX
-    if not path.exists():
-        return []
-    listed = read_json(path).get("weight_map")
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"{path} has no weight_map; fetch the file again.")
-    for name, file in listed.items():
-        if not (directory / str(file)).exists():
-            count = sum(1 for other in listed.values() if other == file)
-            raise CheckpointError(f"{path} lists {count} tensors in {file}, which does not exist; fetch that file.")
-        if name not in tensors:
-            raise CheckpointError(f"{path} lists {name} in {file}, but no file holds it; fetch {file} again.")
-        if tensors[name].file.name != file:
-            raise CheckpointError(
-                f"{path} lists {name} in {file}, but it lies in {tensors[name].file.name}; fetch the index again."
-            )
-    extra = [name for name in tensors if name not in listed]
-    if not extra:
-        return []
-    homes = ", ".join(sorted({tensors[name].file.name for name in extra}))
-    return [f"{len(extra)} tensors of {homes} are missing from the index; read all the same."]

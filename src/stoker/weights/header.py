@@ -1,13 +1,20 @@
-"""The header of a safetensors file: names, dtypes, shapes and places, checked against the file's size. No torch."""
+"""The header of a safetensors file: names, dtypes, shapes and places, checked against each other and the file's size.
 
-import json
+`scan_header` reads as far as it makes sense and makes a `Problem` of each fault; `read_header` raises the first error.
+No torch.
+"""
+
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import CheckpointError
+from stoker.errors import brief
+from stoker.weights.json_file import open_file, parse_json
+from stoker.weights.problems import Problem, count, refuse_errors
 
 ITEM_SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -16,6 +23,9 @@ ITEM_SIZES = {
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
+MAX_NAME = 1000  # characters; published names have up to a hundred
+MAX_DIMENSIONS = 16
+LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -27,52 +37,148 @@ class TensorInfo:
     offset: int  # first byte in the file
     nbytes: int
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass
+class Reads:
+    """Reads parts of files and counts the bytes, which is how a test knows that no tensor was read whole."""
+
+    count: int = 0
+
+    def __call__(self, path: Path, offset: int, length: int) -> bytes:
+        with open_file(path) as file:
+            file.seek(offset)
+            data = file.read(length) or b""
+        self.count += len(data)
+        return data
+
+
+@dataclass
+class Header:
+    """What one file holds. `tensors` includes those in `cut`, whose bytes are not all there."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    size: int = 0  # bytes of the file
+    readable: bool = False
+    cut: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """All tensors of one file; an error names the file and what does not add up."""
+    header = scan_header(path)
+    refuse_errors(header.problems, path.parent)
+    return header.tensors
+
+
+def scan_header(path: Path, reads: Reads | None = None) -> Header:
+    """All tensors of one file that make sense, and what is wrong with the others and with the whole."""
+    reads, name, header = reads or Reads(), path.name, Header()
+
+    def refuse(message: str, tensor: str | None = None, fix: str = f"Fetch {name} again.") -> None:
+        header.problems.append(Problem("error", f"{name} {message}", name, tensor, fix))
+
     try:
-        size = os.path.getsize(path)
-        with path.open("rb") as file:
-            announced = file.read(8)
-            length = int.from_bytes(announced, "little")
-            if len(announced) < 8 or length > MAX_HEADER or 8 + length > size:
-                raise CheckpointError(
-                    f"{path} is not a whole safetensors file: it has {size:,} bytes"
-                    + (f" and announces a header of {length:,}" if len(announced) == 8 else ", expected at least 8")
-                    + "; fetch the file again."
-                )
-            text = file.read(length)
+        size = header.size = os.path.getsize(path)
+        announced = reads(path, 0, 8)
+        length = int.from_bytes(announced, "little")
+        if size > 8 and reads(path, 0, len(LFS_POINTER)) == LFS_POINTER:
+            refuse(f"is a Git LFS pointer of {size} bytes, not the weights.", fix="Run git lfs pull, or fetch it.")
+            return header
+        if len(announced) < 8 or length > MAX_HEADER or 8 + length > size:
+            shown = f"{length:,}" if len(announced) == 8 else "unknown length"
+            refuse(f"is not a whole safetensors file: it has {size:,} bytes and announces a header of {shown}.")
+            return header
+        text = reads(path, 8, length)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}); fetch the file again.") from None
+        refuse(f"cannot be read: {error.strerror}.", fix="Check its permissions, or fetch it again.")
+        return header
+    repeated: list[str] = []
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise CheckpointError(f"{path} has a header that is not JSON ({reason}); fetch the file again.") from None
+        raw = parse_json(text, lambda pairs: _object(pairs, repeated))
+    except ValueError as error:
+        refuse(f"has a header that is not JSON ({error}).")
+        return header
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} has a header that is a JSON {type(raw).__name__}, expected an object.")
+        refuse(f"has a header that is a JSON {type(raw).__name__}, expected an object.")
+        return header
+    header.readable = True
     raw.pop("__metadata__", None)
-    return {name: _tensor(path, size, 8 + length, name, entry) for name, entry in raw.items()}
+    if repeated:
+        tensors = [key for key in repeated if key in raw]
+        twice = f"{count(tensors)} twice in its header, first" if tensors else "a field of a tensor twice:"
+        refuse(f"names {twice} {(tensors or repeated)[0]}.", (tensors or repeated)[0])
+    _enter(raw, path, 8 + length, header)
+    return header
 
 
-def _tensor(path: Path, size: int, data: int, name: str, entry: Any) -> TensorInfo:
+def _object(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
+    """A JSON object; keys given twice, of which json would drop one without a word, are added to `repeated`."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                repeated.append(key)
+            seen.add(key)
+    return made
+
+
+def _enter(raw: Mapping[str, Any], path: Path, data: int, header: Header) -> None:
+    """Fills in the tensors, and the problems of those that are malformed, cut short or share bytes."""
+    malformed: list[tuple[str, str]] = []
+    for name, entry in raw.items():
+        info = _tensor(name, entry, path, data)
+        if isinstance(info, str):
+            malformed.append((name, info))
+            continue
+        header.tensors[name] = info
+        if info.end > header.size:
+            header.cut.append(name)
+    file, size, fix = path.name, header.size, f"Fetch {path.name} again."
+    if malformed:
+        (name, reason), more = malformed[0], f" ({len(malformed):,} such tensors)" if len(malformed) > 1 else ""
+        header.problems.append(Problem("error", f"{file}: {name[:200]} {reason}{more}.", file, name, fix))
+    placed = sorted((info for info in header.tensors.values() if info.nbytes), key=lambda info: info.offset)
+    end = max((info.end for info in placed), default=data)
+    if header.cut:
+        first = min(header.cut, key=lambda name: header.tensors[name].offset)
+        message = f"{file} is cut short: its header needs {end:,} bytes and it has {size:,}, "
+        message += f"so {count(header.cut, ' is', ' are')} not whole, first {first}."
+        header.problems.append(Problem("error", message, file, first, fix))
+    between = 0  # bytes
+    for before, after in pairwise(placed):
+        if before.end > after.offset:
+            message = f"{file}: {before.name} and {after.name} share bytes, so at least one of them is wrong."
+            header.problems.append(Problem("error", message, file, after.name, fix))
+            break
+        between += after.offset - before.end
+    else:
+        between += placed[0].offset - data if placed else 0
+        for unowned, where in ((between, "before or between its tensors"), (size - end, "behind its last tensor")):
+            if unowned > 0 and not malformed:
+                message = f"{file} has {unowned:,} bytes {where} that no tensor owns."
+                fix = "Harmless if the tensors are right; --verify tells."
+                header.problems.append(Problem("note", message, file, fix=fix))
+
+
+def _tensor(name: str, entry: Any, path: Path, data: int) -> TensorInfo | str:
+    """The tensor, or what is wrong with its name or its entry."""
     if not name.isprintable():
-        raise CheckpointError(f"{path}: the tensor name {name[:80]!r} has characters that no tensor name has.")
+        return "has characters in its name that no tensor name has"
+    if len(name) > MAX_NAME:
+        return f"… has a name of {len(name):,} characters, expected at most {MAX_NAME:,}"
     if not _well_formed(entry):
-        raise CheckpointError(f"{path}: the header entry of {name} is malformed: {repr(entry)[:120]}.")
+        return f"has a malformed header entry, {brief(entry)}"
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
     if dtype not in ITEM_SIZES:
-        raise CheckpointError(f"{path}: {name} has dtype {dtype[:20]!r}, expected one of {', '.join(ITEM_SIZES)}.")
-    if data + end > size:
-        raise CheckpointError(
-            f"{path} is cut short: {name} ends at byte {data + end:,} and the file has {size:,}; fetch the file again."
-        )
-    if end - begin != prod(shape) * ITEM_SIZES[dtype]:
-        raise CheckpointError(
-            f"{path}: {name} of shape {list(shape)} in {dtype} does not fill the {end - begin:,} bytes "
-            "its header gives it; fetch the file again."
-        )
+        return f"has dtype {brief(dtype)}, expected one of {', '.join(ITEM_SIZES)}"
+    if (needed := prod(shape) * ITEM_SIZES[dtype]) != end - begin:
+        return f"of shape {list(shape)} in {dtype} needs {brief(needed)} bytes and its header gives it {end - begin:,}"
     return TensorInfo(name, dtype, shape, path, data + begin, end - begin)
 
 
@@ -84,7 +190,7 @@ def _well_formed(entry: Any) -> bool:
 
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
-    shape, offsets = entry.get("shape", ()), entry.get("data_offsets", ())
+    shape, offsets = entry.get("shape", ()), entry.get("data_offsets", ())  # no lists
     if not sizes(shape) or not sizes(offsets):
         return False
-    return len(shape) <= 16 and len(offsets) == 2 and offsets[0] <= offsets[1]
+    return len(shape) <= MAX_DIMENSIONS and len(offsets) == 2 and offsets[0] <= offsets[1]

@@ -5,7 +5,6 @@ Standard library only. Knows requests, lengths and answers; which tensors are wa
 
 import email.utils
 import http.client
-import json
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.errors import StokerError
+from stoker.weights.json_file import parse_json
 
 ENDPOINT = "https://huggingface.co"
 CHUNK = 1 << 20  # bytes handed on at a time
@@ -172,7 +172,7 @@ class Hub:
                 return data
 
         try:
-            raw = json.loads(self._retry(once))
+            raw = parse_json(self._retry(once))
         except ValueError as error:
             raise HubError(f"{what} at {self.endpoint} is not valid JSON ({error}).") from None
         if not isinstance(raw, dict):

@@ -4,8 +4,9 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from stoker.errors import ConfigError
 
@@ -23,7 +24,7 @@ class NotAFile(OSError):
     strerror: str
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> FileIO:
     """A regular file, opened for reading without a buffer; anything else is an OSError that says what it is."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:

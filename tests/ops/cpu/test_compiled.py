@@ -67,6 +67,17 @@ def test_routing(renormalize: bool) -> None:
     assert torch.allclose(weights, shares, atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("count", [1, EXPERTS])
+def test_logits_that_are_not_finite_choose_experts_that_exist_and_each_once(value: float, count: int) -> None:
+    """What follows counts on it: a token that chose an expert twice was written past the end of its memory."""
+    logits = torch.randn(5, EXPERTS)
+    logits[:, :count] = value
+    chosen, weights = route(logits, 4, True)
+    assert all(len(set(row)) == 4 and min(row) >= 0 and max(row) < EXPERTS for row in chosen.tolist())
+    assert (value == -torch.inf and count == 1) or weights.isnan().all()
+
+
 def test_equal_logits_go_to_the_first_expert() -> None:
     chosen, weights = route(torch.zeros(2, 5), 2, True)
     assert chosen.tolist() == [[0, 1], [0, 1]]

@@ -127,7 +127,9 @@ def test_experts_that_do_not_divide_into_groups_are_refused(published: Published
 def test_a_projection_that_does_not_fit_stays_in_16_bit_under_a_rule(tmp_path: Path, out: Path) -> None:
     from stoker.demo.random_checkpoint import write_random_checkpoint
 
-    write_random_checkpoint(tmp_path / "base", situations.config_of(False, head_dim=36))  # o_proj reads 4 * 36 inputs
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
+    config = situations.config_of(False, head_dim=36, rope_parameters=rope)  # o_proj reads 4 * 36 inputs
+    write_random_checkpoint(tmp_path / "base", config)
     lines = build(Recipe(str(tmp_path / "base"), quantize="int4-g32"), out).rules["--base"]
     assert "1 tensor kept in 16 bit: not int4-g32, its inputs do not divide into groups of 32" in lines
     assert formats(out)["model.layers.3.self_attn.o_proj"] == "bf16"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.weights.inspect.files import Reads, scan
+from stoker.weights.files import scan
+from stoker.weights.header import Reads
 from stoker.weights.inspect.report import inspect
 from tests.weights import situations
 

@@ -18,8 +18,7 @@ from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 from stoker.weights.formats.plain import Plain
 from stoker.weights.formats.rules import format_of
-from stoker.weights.header import read_header
-from stoker.weights.inspect.files import Reads
+from stoker.weights.header import Reads, read_header
 from stoker.weights.inspect.report import inspect
 from stoker.weights.inspect.sample import _spots, sample
 from tests.weights import situations

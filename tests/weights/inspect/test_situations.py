@@ -111,7 +111,7 @@ def test_a_shard_cut_short_is_named_with_its_bytes(tmp_path: Path) -> None:
     (error,) = inspect(tmp_path).errors
     assert error.message == (
         f"{broken.file} is cut short: its header needs {size + 64:,} bytes and it has {size:,}, "
-        "so 1 tensor is not whole."
+        f"so 1 tensor is not whole, first {broken.tensor}."
     )
     assert (error.file, error.tensor, error.fix) == (broken.file, broken.tensor, f"Fetch {broken.file} again.")
 

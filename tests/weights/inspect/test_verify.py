@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from stoker.weights.files import scan
+from stoker.weights.header import Reads
 from stoker.weights.inspect import verify as verify_module
 from stoker.weights.inspect.checksums import Checksum, find_checksums
-from stoker.weights.inspect.files import Reads, scan
 from stoker.weights.inspect.report import inspect
 from stoker.weights.inspect.verify import verify
 from tests.weights import situations
@@ -185,3 +187,35 @@ def test_a_file_cut_short_is_still_looked_at(tmp_path: Path) -> None:
     situations.shard_cut_short(tmp_path, missing=63)  # ends inside an element
     report = inspect(tmp_path, verify_bytes=True)
     assert [error.message.split(":")[0] for error in report.errors] == ["model-00002-of-00002.safetensors is cut short"]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"files": [1, 2]},
+        {"files": "text"},
+        {"files": {"model.safetensors": {"sha256": int("1" * 64)}}},
+        {"files": {"model.safetensors": {"sha256": ["1" * 64]}, "a\0b": {"sha256": "1" * 64}, "x": None}},
+        {"files": {"../../etc/passwd": {"sha256": "1" * 64}, "\ud800": {"sha256": "1" * 64}}},
+    ],
+    ids=["a list", "a text", "a number", "names", "paths"],
+)
+def test_a_manifest_that_makes_no_sense_is_no_traceback(manifest: object, tmp_path: Path) -> None:
+    situations.bf16(tmp_path)
+    (tmp_path / "stoker.json").write_text(json.dumps(manifest))
+    json.dumps(inspect(tmp_path, verify_bytes=True).to_json())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.sha256", "SHA256SUMS", "model-00001-of-00002.safetensors"])
+def test_named_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
+    situations.bf16(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    assert inspect(tmp_path, verify_bytes=True).verified
+
+
+def test_a_link_to_nowhere_is_no_traceback(tmp_path: Path) -> None:
+    situations.bf16(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    (tmp_path / "model-00002-of-00002.safetensors").symlink_to("gone")
+    assert any("cannot be read: No such file" in error.message for error in inspect(tmp_path, verify_bytes=True).errors)

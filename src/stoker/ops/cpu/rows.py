@@ -54,6 +54,8 @@ def _route(logits, stride, count, top_k, renormalize, tokens, chosen_out, weight
         for e in range(count):
             shares[e] = exp(row[e] - best)
             total += shares[e]
+            if not shares[e] >= 0:  # NaN, which `total` carries on: the kernels take the same expert only once a row
+                shares[e] = np.float32(0)
         kept = np.float32(0)
         for rank in range(top_k):
             best = 0

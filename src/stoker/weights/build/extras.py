@@ -3,8 +3,10 @@
 import fnmatch
 from pathlib import Path
 
+from stoker.errors import CheckpointError
 from stoker.weights.build.workspace import write_synced
 from stoker.weights.checkpoint import INDEX, PHRASES
+from stoker.weights.json_file import read_small
 
 TAKEN = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.md", "LICENSE*", "NOTICE*", PHRASES)
 WRITTEN_ANEW = ("config.json", INDEX, "stoker.json")
@@ -41,7 +43,11 @@ def sort_files(directory: Path) -> tuple[list[Path], list[str]]:
 def copy_files(files: list[Path], folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     for path in files:
-        write_synced(folder / path.name, path.read_bytes())  # a hub cache holds links: their content is copied
+        try:
+            data = read_small(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+        write_synced(folder / path.name, data)  # a hub cache holds links: their content is copied
     return [folder / path.name for path in files]
 
 

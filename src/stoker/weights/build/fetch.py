@@ -16,7 +16,7 @@ from stoker.weights.build.workspace import write_synced
 from stoker.weights.checkpoint import INDEX, PHRASES, Checkpoint
 from stoker.weights.header import MAX_HEADER, read_header
 from stoker.weights.hub import Hub, HubError, RemoteFile, parse_repository
-from stoker.weights.json_file import read_json
+from stoker.weights.json_file import parse_json, read_json
 
 GAP = 1 << 20  # bytes between two wanted tensors that are cheaper to read than to ask again
 SYNC = 64 << 20  # bytes after which progress is made durable
@@ -109,7 +109,7 @@ def _header(hub: Hub, name: str) -> tuple[RemoteFile, dict[str, Any], int]:
             f"{where} of {file.size:,} bytes is no whole safetensors file: it announces {length:,} of header."
         )
     try:
-        header = json.loads(hub.read(file, 8, data))
+        header = parse_json(hub.read(file, 8, data))
         header.pop("__metadata__", None)
         ends = [_offsets(entry) for entry in header.values()]
     except (ValueError, AttributeError, KeyError, TypeError) as error:

@@ -72,7 +72,7 @@ def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = N
     findings: list[Finding] = []
     rules: Rules | None = None  # None: the config cannot be read, and is not compared with
     try:
-        rules = rules_of(quantization_config)
+        rules = rules_of(quantization_config, list(modules))
     except CheckpointError as error:
         findings.append(_failure("config.json", "a known quantization_config", error))
     for module, tensors in modules.items():
@@ -101,7 +101,7 @@ def format_of(module: str, header: Header, quantization_config: Mapping[str, Any
             f"or {module}.weight_packed is in its headers."
         )
     layer = _layer(module, tensors, header)
-    finding = _compare(layer, rules_of(quantization_config))
+    finding = _compare(layer, rules_of(quantization_config, [module]))
     if finding and finding.severity == "error":
         raise CheckpointError(str(finding))
     return layer

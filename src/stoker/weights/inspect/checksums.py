@@ -16,10 +16,12 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from stoker.errors import StokerError
-from stoker.weights.json_file import read_json
+from stoker.weights.json_file import read_json, read_small
 
 MANIFEST = "stoker.json"
 
+MAX_LIST = 10_000_000  # bytes of a list of checksums
+DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 LINE = re.compile(r"^\\?([0-9a-fA-F]{64})(?:\s+\*?(.+))?$")
 ETAG = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
@@ -50,20 +52,30 @@ def find_checksums(directory: Path) -> dict[str, Checksum]:
             _add_etag(found, path.name, path.resolve().name, "the hub cache")
     downloads = directory / ".cache" / "huggingface" / "download"
     for path in sorted(downloads.glob("**/*.metadata")):
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = _lines(path)
         if len(lines) >= 2:
             name = path.relative_to(downloads).as_posix().removesuffix(".metadata")
             _add_etag(found, name, lines[1].strip().strip('"'), path.name)
     for path in sorted([*directory.glob("*.sha256"), *directory.glob("SHA256SUMS")]):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in _lines(path):
             if match := LINE.match(line.strip()):
                 _add(found, match[2] or path.name.removesuffix(".sha256"), match[1].lower(), path.name)
     if (directory / MANIFEST).exists():
         with suppress(StokerError):
-            for name, entry in dict(read_json(directory / MANIFEST).get("files") or {}).items():
-                if isinstance(entry, dict) and LINE.match(str(entry.get("sha256"))):
-                    _add(found, name, entry["sha256"].lower(), MANIFEST)
+            files = read_json(directory / MANIFEST).get("files")
+            for name, entry in files.items() if isinstance(files, dict) else ():
+                digest = entry.get("sha256") if isinstance(entry, dict) else None
+                if isinstance(digest, str) and DIGEST.fullmatch(digest):
+                    _add(found, name, digest.lower(), MANIFEST)
     return found
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a file that is none, or far too large for what it should hold."""
+    try:
+        return read_small(path, MAX_LIST).decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _add(found: dict[str, Checksum], name: str, digest: str, source: str) -> None:

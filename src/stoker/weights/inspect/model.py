@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from stoker.model.config import ModelConfig
 from stoker.weights.expected import Shape, expected_parameters, single_experts
+from stoker.weights.files import Files
 from stoker.weights.formats.layout import INSTEAD, PLAIN_FORMATS, SUFFIXES
 from stoker.weights.formats.rules import Finding, FormatTable, LayerFormat
 from stoker.weights.groups import HEAD, MTP, OTHER, VISION, group_of
-from stoker.weights.inspect.files import Files, Problem
 from stoker.weights.names import EXPERTS, HEAD_NAMES, MTP_PREFIX, TRUNK_PREFIXES
+from stoker.weights.problems import Problem
 
 CONFIG_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 SINGLE_EXPERT = re.compile(r"(?<=\.mlp\.experts\.)\d+(?=\.)")

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.model.config import ModelConfig
+from stoker.weights.files import Files
 from stoker.weights.formats.rules import FormatTable
-from stoker.weights.inspect.files import Files, Problem, Reads
+from stoker.weights.header import Reads
 from stoker.weights.inspect.model import Demand
 from stoker.weights.inspect.sample import SPOTS, Values, sample
 from stoker.weights.names import EXPERTS, MTP_PREFIX
+from stoker.weights.problems import Problem
 
 SPOT, EXPERT_SPOT = 64 << 10, 4 << 10  # bytes per spot and tensor; experts are many and alike
 # Between the rms of an MTP matrix and of its kin in several trunk layers; layers differ, so one alone says less. Noise
@@ -40,8 +42,8 @@ def inspect_mtp(config: ModelConfig, wanted: Demand, files: Files, table: Format
     expected, missing = wanted.of_mtp(wanted.modules), wanted.of_mtp(wanted.missing)
     stored = [module for module in expected if module in table.layers]
     before = reads.count
-    whole = [m for m in stored if not files.cut.intersection(table.layers[m].tensors.values())]
-    right = all(table.layers[module].shape == wanted.modules[module] for module in stored)
+    right = [module for module in stored if table.layers[module].shape == wanted.modules[module]]
+    whole = [module for module in right if not files.cut.intersection(table.layers[module].tensors.values())]
     if not stored:
         return MtpReport(False, False, None, 0, len(expected), 0)
     kin = _Kin(wanted, files, table, reads)
@@ -62,7 +64,7 @@ def inspect_mtp(config: ModelConfig, wanted: Demand, files: Files, table: Format
         problems.append(Problem("error", message, files.tensors[tensor].file.name, tensor, fix))
     return MtpReport(
         present=True,
-        complete=not missing and right and len(whole) == len(expected),
+        complete=not missing and len(whole) == len(expected),
         sane=not faults if whole else None,
         found=len(expected) - len(missing),
         expected=len(expected),

@@ -10,20 +10,22 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import CheckpointError, StokerError
+from stoker.errors import StokerError, brief, visible
 from stoker.model.config import ModelConfig
 from stoker.model.dflash_config import DFlashConfig
 from stoker.weights.checkpoint import quantization_config
 from stoker.weights.expected import active_parameters
+from stoker.weights.files import Files, scan
 from stoker.weights.formats.rules import FormatTable, formats_in
 from stoker.weights.groups import GROUPS, OTHER, group_of
-from stoker.weights.inspect.files import Files, Problem, Reads, scan
+from stoker.weights.header import Reads
 from stoker.weights.inspect.model import demand, format_problems, structure_problems
 from stoker.weights.inspect.mtp import MtpReport, inspect_mtp
 from stoker.weights.inspect.step import StepReads, step_reads
 from stoker.weights.inspect.verify import Progress, VerifyReport, verify
 from stoker.weights.json_file import read_json
 from stoker.weights.names import MTP_PREFIX
+from stoker.weights.problems import Problem
 
 UNREADABLE = "unreadable"
 SMALL = 0.01  # formats below this share of a group's bytes are not named in `format`, only in `formats`
@@ -100,8 +102,6 @@ class Inspection:
 
 def inspect(directory: Path, *, verify_bytes: bool = False, progress: Progress | None = None) -> Inspection:
     """Everything known about `directory` from its headers; raises only where it is no directory at all."""
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory; give a folder with config.json and *.safetensors.")
     reads = Reads()
     files = scan(directory, reads)
     config, architecture, config_problems = _config(directory)
@@ -137,7 +137,8 @@ def _config(directory: Path) -> tuple[ModelConfig | None, str, list[Problem]]:
         raw = read_json(directory / "config.json")
     except StokerError as error:
         return None, "unknown", [Problem("error", str(error), "config.json", fix="Fetch config.json.")]
-    architecture = str(raw.get("model_type", "unknown"))
+    kind = raw.get("model_type", "unknown")
+    architecture = visible(kind, keep="")[:80] if isinstance(kind, str) else brief(kind)
     if "dflash_config" in raw:
         return None, "dflash", [_drafter_problem(raw)]
     try:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.weights.formats.layout import FP8_BLOCK, NVFP4_GROUP, PLAIN_FORMATS
 from stoker.weights.formats.rules import LayerFormat
-from stoker.weights.header import ITEM_SIZES, TensorInfo
-from stoker.weights.inspect.files import Reads
+from stoker.weights.header import ITEM_SIZES, Reads, TensorInfo
 
 SPOTS = 4
 Values = NDArray[np.float32]

@@ -10,9 +10,11 @@ from threading import Event, Lock
 
 import numpy as np
 
+from stoker.weights.files import Files
 from stoker.weights.header import ITEM_SIZES, TensorInfo
 from stoker.weights.inspect.checksums import find_checksums
-from stoker.weights.inspect.files import Files, Problem, count
+from stoker.weights.json_file import open_file
+from stoker.weights.problems import Problem, count
 
 BLOCK = 4 << 20  # bytes in memory per reader, plus as much again while they are looked at
 READERS = 4
@@ -46,7 +48,7 @@ class _File:
 
 def verify(files: Files, progress: Progress | None = None) -> VerifyReport:
     checksums = find_checksums(files.directory)
-    names = [*files.sizes, *(n for n in checksums if n not in files.sizes and (files.directory / n).is_file())]
+    names = [name for name in dict.fromkeys((*files.sizes, *checksums)) if (files.directory / name).is_file()]
     tensors: dict[str, list[TensorInfo]] = {}
     for info in sorted(files.tensors.values(), key=lambda info: info.offset):
         tensors.setdefault(info.file.name, []).append(info)
@@ -87,7 +89,7 @@ def verify(files: Files, progress: Progress | None = None) -> VerifyReport:
         if checksum and found.digest != checksum.digest and not found.error:
             problems.append(_mismatch(found, f"{checksum.kind} {found.digest}", checksum.digest, checksum.source))
     for name, checksum in checksums.items():
-        if name.endswith(".safetensors") and name not in names:
+        if name.endswith(".safetensors") and name not in names and name not in files.sizes:
             message = f"{checksum.source} has a checksum for {name}, which does not exist."
             problems.append(Problem("error", message, name, fix=f"Fetch {name}."))
     without = tuple(name for name in files.sizes if name not in checksums)
@@ -122,7 +124,7 @@ def _blocks(path: Path, tensors: list[TensorInfo], stop: Event) -> Iterator[tupl
     buffer = memoryview(bytearray(BLOCK))
     starts = [info.offset for info in tensors]
     offset = 0
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while not stop.is_set() and (got := file.readinto(buffer)):
             end = offset + got
             at = bisect_right(starts, end) - 1
