@@ -89,7 +89,11 @@ class TokenizerFile(Counter):
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise BenchError(f"--tokenizer {path}: there is no tokenizer.json there")
-        self._tokenizer, self._target = Tokenizer.from_file(str(file)), target
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises no narrower class
+            raise BenchError(f"--tokenizer {path}: {file.name} cannot be read: {error}") from error
+        self._target = target
         self._added: int | None = None
         self.how = f"tokenizer file {file.name}, template measured once"
 

@@ -1,13 +1,17 @@
-"""Text to token ids and back, and the chat template, through transformers. Imported only where text is handled."""
+"""Text to token ids and back, through transformers, and the chat template. Imported only where text is handled."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stoker.engine.text import TextStream
-from stoker.errors import RequestError, TokenizerError
+from stoker.errors import ConfigError, RequestError, TokenizerError
+from stoker.weights.json_file import read_json, read_small
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
+TEMPLATE = "chat_template.jinja"
+OBJECTS = (*FILES, "special_tokens_map.json", "added_tokens.json", "config.json")
+OTHERS = (TEMPLATE, "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
 
 
 class Tokenizer:
@@ -17,6 +21,7 @@ class Tokenizer:
                 f"{directory} has no tokenizer: expected {' or '.join(FILES)}. "
                 "Copy the tokenizer files of the original model into it."
             )
+        _check_files(directory)
         from transformers import AutoTokenizer
 
         try:
@@ -24,6 +29,7 @@ class Tokenizer:
                 str(directory), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # transformers raises whatever its parsers raise
+            _check_objects(directory)
             reason = str(error).split("\n")[0]
             raise TokenizerError(f"the tokenizer in {directory} cannot be read: {reason}") from error
         self._directory = directory
@@ -46,14 +52,32 @@ class Tokenizer:
         return self.encode(self.chat_text(messages, begin_answer, **options))
 
     def chat_text(self, messages: list[dict[str, Any]], begin_answer: bool = True, **options: Any) -> str:
-        """A conversation as the chat template prints it."""
-        if not self._tokenizer.chat_template:
+        """A conversation as the chat template prints it. Raises TokenizerError where it does not, in time.
+
+        Templates are given what transformers gives them, tools and documents always among it.
+        """
+        from stoker.engine.chat_template import rendered
+
+        if not messages:
+            raise RequestError("the conversation is empty; a chat template needs at least one message.")
+        variables = {"tools": None, "documents": None, **self._tokenizer.special_tokens_map, **options}
+        variables |= {"messages": messages, "add_generation_prompt": begin_answer}
+        file = TEMPLATE if (self._directory / TEMPLATE).exists() else "tokenizer_config.json"
+        return rendered(self._template(variables["tools"] is not None), file, variables)
+
+    def _template(self, tools: bool) -> str:
+        """Its source. Some models have several by name, one of them for tools."""
+        found = self._tokenizer.chat_template
+        if isinstance(found, dict):
+            found = found.get("tool_use" if tools and "tool_use" in found else "default")
+        if not found:
             raise TokenizerError(
-                f"{self._directory} has no chat template; add chat_template.jinja, or use generate without --chat."
+                f"{self._directory} has no chat template; add {TEMPLATE}, or use generate without --chat."
             )
-        return str(
-            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begin_answer, **options)
-        )
+        if not isinstance(found, str):
+            kind = type(found).__name__
+            raise TokenizerError(f"{self._directory}: the chat template is of type {kind}, expected text.")
+        return found
 
     @property
     def chat_template(self) -> str | None:
@@ -72,3 +96,24 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _check_files(directory: Path) -> None:
+    """transformers passes over what is no regular file, and reads files of any size."""
+    others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    for path in (*(directory / name for name in OBJECTS + OTHERS), *others):
+        if path.exists():
+            try:
+                read_small(path)
+            except OSError as error:
+                raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _check_objects(directory: Path) -> None:
+    """Names the file that is broken, where its JSON is."""
+    for path in (directory / name for name in OBJECTS):
+        if path.exists():
+            try:
+                read_json(path)
+            except ConfigError as error:
+                raise TokenizerError(str(error)) from error

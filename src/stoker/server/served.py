@@ -1,18 +1,20 @@
 """The model as requests see it: its names, its context, text to tokens and back, its chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stoker.engine.chat_template import Refused
 from stoker.engine.prefix import message_boundaries
 from stoker.engine.text import TextStream
 from stoker.engine.tokenizer import Tokenizer
+from stoker.errors import ConfigError, StokerError, TokenizerError
 from stoker.model.config import ModelConfig
+from stoker.sandbox import Busy
 from stoker.server.continued import open_ended
-from stoker.server.errors import ApiError
+from stoker.server.errors import RETRY_S, ApiError
 from stoker.server.parse.reasoning import OPEN
+from stoker.weights.json_file import read_json
 
 MESSAGE_START = "<|im_start|>"
 # what the server itself tells the template
@@ -46,6 +48,9 @@ class ServedModel:
         self.has_template = template is not None
         self.calls_in_json = template is not None and "<function=" not in template
         self._texts: dict[int, str] = {}  # of single tokens, for logprobs
+        if self.has_template:
+            self._try_template()
+            self._keeps_later_system_messages = self._finds_later_system_messages()
 
     @property
     def name(self) -> str:
@@ -114,24 +119,38 @@ class ServedModel:
         def printed(messages: list[dict[str, Any]]) -> str:
             return self.tokenizer.chat_text(messages, begin_answer and not continue_final, tools=tools, **given)
 
-        if any(message["role"] == "system" for message in messages[1:]) and not self._renders_later_system_messages:
+        if any(message["role"] == "system" for message in messages[1:]) and not self._keeps_later_system_messages:
             messages = system_first(messages)
         try:
             return self.tokenizer.encode(open_ended(messages, printed) if continue_final else printed(messages))
-        except ApiError:
-            raise
-        except Exception as error:  # jinja raises whatever the template raises, and what Python raises within it
-            reason = str(error) or type(error).__name__
-            raise ApiError(400, f"The chat template cannot render this conversation: {reason}") from error
+        except Busy as error:
+            raise ApiError(
+                503, "Other conversations are being rendered. Try again soon.", code="busy", retry_after=RETRY_S
+            ) from error
+        except StokerError as error:
+            raise ApiError(400, str(error)) from error
+        except RecursionError as error:
+            raise ApiError(400, "The conversation is nested too deeply for the chat template.") from error
 
-    @cached_property
-    def _renders_later_system_messages(self) -> bool:
+    def _try_template(self) -> None:
+        """Raises TokenizerError for a template that renders nothing at all, or not in time. It may refuse this."""
+        try:
+            self.tokenizer.chat_text([{"role": "user", "content": "question"}])
+        except Refused:
+            pass
+        except TokenizerError as error:
+            raise TokenizerError(
+                f"the chat template of {self.directory} fails on a conversation of one word. {error} "
+                "Without a template, the model is served on /v1/completions alone."
+            ) from error
+
+    def _finds_later_system_messages(self) -> bool:
         """Whether the template prints a system message where it stands, also after others."""
         system, user = {"role": "system", "content": "first"}, {"role": "user", "content": "question"}
         later = {"role": "system", "content": "later-instructions"}
         try:
             text = self.tokenizer.chat_text([system, user, later, user])
-        except Exception:  # jinja raises whatever the template raises
+        except TokenizerError:
             return False
         return "question" in text.partition("later-instructions")[2]
 
@@ -163,8 +182,9 @@ def check_text(text: str, where: str) -> None:
 def _generation_defaults(directory: Path) -> dict[str, Any]:
     """Sampling that the model's authors recommend; what a request leaves open is taken from here."""
     file = directory / "generation_config.json"
-    try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError:
-        return {}
-    return {name: found[name] for name in SAMPLED if isinstance(found, dict) and found.get(name) is not None}
+    found = read_json(file) if file.exists() else {}
+    defaults = {name: found[name] for name in SAMPLED if found.get(name) is not None}
+    for name, value in defaults.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
+            raise ConfigError(f"{file}: {name} is no number that one can sample with. Correct it, or remove it.")
+    return defaults
