@@ -1,13 +1,11 @@
-"""Packages from npm for tests, installed once into the user's cache folder."""
+"""Packages from npm."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 600.0  # for a slow line: an agent is a download of up to 150 MB
+from tests.server.downloads import installed_once
 
 
 def installed(*packages: str) -> Path:
@@ -15,17 +13,7 @@ def installed(*packages: str) -> Path:
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         pytest.skip("this needs node and npm, which are not installed here")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "stoker-tests" / packages[0].removeprefix("@").replace("/", "-").replace("@", "-")
-    if (folder / "installed").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", *packages]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not install {packages[0]} within {PATIENCE_S:.0f} s")
-    if ran.returncode:
-        pytest.skip(f"npm could not install {packages[0]}: {ran.stderr.strip()[-300:]}")
-    (folder / "installed").touch()
-    return folder
+    name = packages[0].removeprefix("@").replace("/", "-").replace("@", "-")
+    return installed_once(
+        name, lambda folder: [[npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", *packages]]
+    )

@@ -1,11 +1,14 @@
 """Completions that give the prompt back with its log-probabilities, as evaluation harnesses ask for them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.running import Running, chat_body
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
 
@@ -84,3 +87,17 @@ def test_a_conversation_is_scored_as_its_template_renders_it(server: Running) ->
     bare = choice_of(server, prompt=ids, max_tokens=1, prompt_logprobs=0)
     assert found["prompt_logprobs"] == bare["prompt_logprobs"]
     assert [list(each) for each in found["prompt_logprobs"][1:]] == [[str(token)] for token in ids[1:]]
+
+
+def test_log_likelihoods_are_those_that_lm_eval_recorded(server: Running) -> None:
+    """benchmarks/harness/run.py recorded them; a new model needs a new record."""
+    newest = sorted((BENCHMARKS / "results").glob("lm_eval-*.json"))[-1]
+    recorded = json.loads(newest.read_text(encoding="utf-8"))["loglikelihoods"]
+    questions = (BENCHMARKS / "harness" / "endings.jsonl").read_text(encoding="utf-8").splitlines()
+    for question, expected in zip(map(json.loads, questions), recorded, strict=True):
+        start = server.post("/tokenize", {"prompt": question["text"]}).json()["count"]
+        found = []
+        for ending in question["endings"]:
+            echoed = choice_of(server, prompt=question["text"] + ending, max_tokens=1, echo=True)
+            found.append(sum(echoed["logprobs"]["token_logprobs"][start:-1]))
+        assert found == pytest.approx(expected, abs=0.5), question  # other processors round otherwise

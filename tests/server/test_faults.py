@@ -147,6 +147,26 @@ def test_fifty_clients_that_connect_and_stall(server: Running) -> None:
     assert all(answer.startswith(b"HTTP/1.1 408") and b"8 s" in answer for answer in answers[2::3])
 
 
+def test_streams_that_nobody_reads_give_up_their_slots_to_who_waits(server: Running) -> None:
+    """All four are taken, and after 5 s the fifth is served; alone they would have had 30 s."""
+    host, port = server.url.removeprefix("http://").split(":")
+    body = chat_body(max_tokens=4000, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20)
+    content = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
+    deaf = []
+    for _ in range(4):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(head.encode() + content)
+        deaf.append(client)
+    server.until(lambda: server.get("/state").json()["engine"]["running"] == 4, "four running requests")
+    assert server.chat(max_tokens=3)["choices"]
+    assert "a client did not read its answer for 5 s" in server.log
+    for client in deaf:
+        client.close()
+
+
 def test_the_engine_process_is_killed(server: Running) -> None:
     pid = server.get("/state").json()["engine"]["pid"]
     restarts = server.gauges()["stoker:engine_restarts_total"]

@@ -120,6 +120,7 @@ def test_calls_and_results_of_server_tools_in_a_conversation_are_read(server: Ru
     conversation = ["Search.", {"role": "assistant", "content": searched}, {"role": "user", "content": found}]
     response = ask(server, *conversation)
     assert response.status_code == 200, response.text
+    assert "x-stoker-omitted" not in response.headers
     count = tokens(server, *conversation)
     assert 150 < count < 1000, "what was found is in the prompt, what is encrypted is not"
 
@@ -146,14 +147,28 @@ def test_system_messages_anywhere_are_merged_into_the_first(server: Running, pat
     assert prompt_tokens(user, system[0]) == prompt_tokens(system[0], user)
 
 
-def test_an_answer_ends_where_the_context_does_whatever_max_tokens_says(server: Running) -> None:
-    long = "word " * 7500
-    for most in ({"max_tokens": 32_000}, {"max_completion_tokens": 10**30}):
-        given = {"messages": [{"role": "user", "content": long}], "stop": ["e", "a", " "], **most}
-        response = server.post("/v1/chat/completions", given)
-        assert response.status_code == 200, response.text
-    response = server.post("/v1/completions", {"prompt": long, "max_tokens": 32_000, "stop": ["e", "a", " "]})
-    assert response.status_code == 200, response.text
+LONG = "word " * 7500
+CHAT_LIMITS = ["max_tokens", "max_completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "limits"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, CHAT_LIMITS),
+        ("/v1/completions", {"prompt": LONG}, ["max_tokens"]),
+        ("/v1/responses", {"input": LONG}, ["max_output_tokens"]),
+        ("/v1/messages", {"messages": [{"role": "user", "content": LONG}]}, ["max_tokens"]),
+    ],
+)
+def test_an_answer_ends_where_the_context_does_whatever_its_limit_says(
+    server: Running, path: str, given: dict[str, Any], limits: list[str]
+) -> None:
+    """Agents name one with every request; here hundreds of tokens of 8,192 are left."""
+    stop = {"stop_sequences" if path == "/v1/messages" else "stop": ["e", "a", " "]}
+    for limit in limits:
+        for most in (32_000, 10**30):
+            response = server.post(path, {**given, **stop, limit: most})
+            assert response.status_code == 200, response.text
 
 
 def test_overflow_is_told_in_words_that_agents_know(server: Running) -> None:

@@ -101,6 +101,32 @@ SHORT = {
         '{"t": 1e999, "s": "\\ud800"}</parameter></function></tool_call>'
     ),
     "stray text": "<tool_call><function=time>\nno parameters\n</function></tool_call>",
+    "thought opened once more": "<think>\na\n</think>\n\nb",
+    "tag of a thought inside": "a <think> b</think>c",
+    "empty thought": "<think>\n\n</think>\n\nb",
+    "no end of the name": "<tool_call>\n<function=time\n</function>\n</tool_call>\n" + JSON_CALL,
+    "name of a template": "<tool_call>\n<function={{ f.name }}>\n</function>\n</tool_call>\n" + JSON_CALL,
+    "name that is none in JSON": '<tool_call>{"name": "{{ name }}", "arguments": {}}</tool_call>',
+    "opened twice": f"Jó.\n<tool_call>\n{CALL}",
+    "closed twice": f"{CALL}\n</tool_call>\nKész.",
+    "opened twice, but no call": "<tool_call><tool_call> is a tag",
+    "list of calls": '<tool_call>\n[{"name": "time", "arguments": {}}]\n</tool_call>',
+    "arguments in a string": '<tool_call>{"name": "get_train", "arguments": "{\\"city\\": \\"x\\"}"}</tool_call>',
+    "text that looks like another type": (
+        "<tool_call><function=get_train><parameter=city>null</parameter><parameter=note>42</parameter></function>"
+    ),
+    "empty text": "<tool_call><function=get_train><parameter=city></parameter><parameter=note>\n</parameter>",
+    "code": CALL.replace("Győr", "if a < b && c:\n\tsay('é \\n \"q\"')\n"),
+    "Python's words": (
+        "<tool_call><function=get_train><parameter=return>\nFALSE\n</parameter><parameter=note>None</parameter>"
+        """<parameter=via>['it\\'s', "a'b", 'say "x"', True, None]</parameter>"""
+        "<parameter=when>{'day': 3, 'True': 'None'}</parameter></function></tool_call>"
+    ),
+    "encoded twice": (
+        '<tool_call><function=get_train><parameter=via>\n"[\\"a\\"]"\n</parameter><parameter=when>"{\'day\': 3}"'
+        '</parameter><parameter=seats>"2"</parameter></function></tool_call>'
+    ),
+    "nearly Python": "<tool_call><function=get_train><parameter=via>['a', b'c', 'd]</parameter></function></tool_call>",
 }
 
 
@@ -261,6 +287,32 @@ def test_what_answers_with_faults_mean() -> None:
     assert arguments("white space") == [{"city": "Győr"}]
     assert arguments("half a tag at the end") == [{"city": "Győr"}]
     assert said("half a call at the end") == Message("", "Jó.", [])
+    for name in ("thought opened once more", "empty thought"):
+        assert said(name, True) == said(name), name
+    assert said("thought opened once more", True) == Message("a", "b", [])
+    assert said("empty thought", True) == Message("", "b", [])
+    assert said("tag of a thought inside", True) == Message("a <think> b", "c", [])
+    for name in ("no end of the name", "name of a template"):
+        assert said(name).content == SHORT[name].removesuffix(JSON_CALL).strip(), name
+        assert [call.name for call in said(name).calls or []] == ["get_train"], name
+    for name in ("name that is none in JSON", "opened twice, but no call", "list of calls"):
+        assert said(name) == Message("", SHORT[name], []), name
+    assert (said("opened twice").content, arguments("opened twice")) == ("Jó.", [train])
+    assert (said("closed twice").content, arguments("closed twice")) == ("Kész.", [train])
+    assert arguments("arguments in a string") == [{"city": "x"}]
+    assert arguments("text that looks like another type") == [{"city": "null", "note": "42"}]
+    assert arguments("empty text") == [{"city": "", "note": ""}]
+    assert arguments("code")[0]["city"] == "if a < b && c:\n\tsay('é \\n \"q\"')\n"
+    assert arguments("Python's words") == [
+        {
+            "return": False,
+            "note": None,
+            "via": ["it's", "a'b", 'say "x"', True, None],
+            "when": {"day": 3, "True": "None"},
+        }
+    ]
+    assert arguments("encoded twice") == [{"via": ["a"], "when": {"day": 3}, "seats": 2}]
+    assert arguments("nearly Python") == [{"via": "['a', b'c', 'd]"}]
     assert arguments("large numbers")[0]["seats"] == 12345678901234567890
     assert '"t": 1e999' in (said("large numbers").calls or [])[0].arguments
 

@@ -227,6 +227,19 @@ def test_serving_everybody_without_a_key_is_said_loudly(more: tuple[str, ...], m
     assert ("WARNING: there is no API key" in result.output) == (not more)
 
 
+def test_options_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServerConfig] = []
+    monkeypatch.setattr("stoker.server.run.serve", lambda config, *arguments, **options: served.append(config))
+    options = ["--cors-origin", "https://a.example", "--cors-origin", "https://b.example", "--any-model"]
+    options += ["--allowed-host", "llm.example", "--served-model-name", "one", "--served-model-name", "two"]
+    result = CliRunner().invoke(app, ["serve", "--model", "demo", *options])
+    assert result.exit_code == 0, result.output
+    (config,) = served
+    assert config.cors_origins == ("https://a.example", "https://b.example")
+    assert config.allowed_hosts == ("llm.example",)
+    assert (config.any_model, config.names) == (True, ("one", "two"))
+
+
 def test_any_model_name_is_answered_where_that_is_asked_for() -> None:
     ServedModel(EMBEDDED, ["x"], 8192, {}, any_name=True).check_name("claude-sonnet-5")
     with pytest.raises(ApiError, match="--any-model"):

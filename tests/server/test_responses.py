@@ -89,6 +89,20 @@ def test_tool_choice_names_tools_of_any_kind() -> None:
     assert found.allowed_tools.mode == "required"
 
 
+def test_in_chat_too_a_tool_that_was_left_out_cannot_be_chosen_and_costs_no_turn() -> None:
+    def said(choice: Any) -> ChatRequest:
+        return ChatRequest.model_validate({"messages": [], "tools": [hosted, look], "tool_choice": choice})
+
+    hosted, look = {"type": "web_search"}, {"type": "function", "function": {"name": "look"}}
+    found = said(hosted)
+    assert (found.tool_choice, found.omitted) == ("auto", ["tool:web_search", "tool_choice:web_search"])
+    found = said({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [hosted, look]}})
+    assert isinstance(found.tool_choice, AllowedToolsChoice)
+    assert [tool.function.name for tool in found.tool_choice.allowed_tools.tools] == ["look"]
+    assert found.omitted == ["tool:web_search", "tool_choice:web_search"]
+    assert said(look).omitted == ["tool:web_search"]
+
+
 def test_past_calls_of_every_kind_are_read() -> None:
     found = chat(
         input=[

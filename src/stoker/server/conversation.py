@@ -1,15 +1,14 @@
 """Messages and tools of a request, as the model's chat template wants them."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from stoker.server.errors import ApiError
+from stoker.server.parse.tags import TOOL_NAME
 from stoker.server.protocol.chat import ChatMessage, Tool
 from stoker.server.served import check_text
 
-TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 MOST_TOOLS = 1024
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 IMAGE_PARTS = ("image", "image_url", "input_image")

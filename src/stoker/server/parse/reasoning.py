@@ -12,7 +12,7 @@ class ReasoningSplitter:
     """Only what comes before the answer is reasoning. White space around it belongs to neither.
 
     The family's chat template opens the thought in the prompt, so that the text begins inside it and only the closing
-    tag is ever seen; a model that opens it itself is understood too.
+    tag is ever seen; a model that opens it itself, or once more, is understood too.
     """
 
     def __init__(self, thinking: bool, tools: Collection[str] | None = None) -> None:
@@ -47,8 +47,14 @@ class ReasoningSplitter:
             if not stripped.startswith(OPEN):
                 self._inside, held, self._held = False, self._held, ""
                 return "", held
-            self._inside, self._thought, self._held = True, True, stripped.removeprefix(OPEN)
+            self._inside, self._thought = True, True
         thought = self._held
+        if not self._began:
+            while (thought := thought.lstrip()).startswith(OPEN):
+                thought = thought.removeprefix(OPEN)
+            self._held = thought
+            if OPEN.startswith(thought):
+                return "", ""
         end = thought.find(CLOSE)
         called, calls = (len(thought), False) if self._tools is None else call_in_thought(thought, self._tools)
         if calls and (end < 0 or called < end):

@@ -13,6 +13,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 THOUGHT_END = "</think>"
+TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 SPACE = r"[ \t\r\n]{0,64}"
 # in the syntax of Python and of Rust, whose grammar library bars the same inside values

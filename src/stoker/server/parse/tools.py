@@ -27,6 +27,7 @@ from stoker.server.parse.tags import (
     OPEN,
     PARAMETER,
     THOUGHT_END,
+    TOOL_NAME,
     ValueEnds,
     next_tag,
 )
@@ -72,7 +73,7 @@ class ToolCallParser:
         self._held = ""
         if state == self._json_head:
             self._say(self._raw + held)
-        elif state == self._content:
+        elif state in (self._content, self._closed):
             self._say(held if held.strip() or self._index < 0 else "")
         elif complete and state not in (self._opened, self._function_name, self._after, *self._json_states):
             if state == self._string:
@@ -115,10 +116,12 @@ class ToolCallParser:
         if rest.startswith(FUNCTION):
             self._take(len(FUNCTION), self._function_name)
         elif rest.startswith(CLOSE):  # an empty call is none
-            self._held, self._state = rest[len(CLOSE) :], self._content
+            self._take(len(CLOSE), self._closed)
+        elif rest.startswith(OPEN):
+            self._take(len(OPEN), self._opened)
         elif rest.startswith("{"):
             self._state = self._json_head
-        elif any(tag.startswith(rest) for tag in (FUNCTION, CLOSE)):
+        elif any(tag.startswith(rest) for tag in (FUNCTION, CLOSE, OPEN)):
             return False
         else:
             self._no_call()
@@ -130,7 +133,7 @@ class ToolCallParser:
             self._no_call()
         elif end == len(self._held):
             return False
-        elif self._held[end] != ">" or not self._held[:end].strip():
+        elif self._held[end] != ">" or not TOOL_NAME.fullmatch(self._held[:end].strip()):
             self._no_call()
         else:
             self._begin(self._held[:end].strip())
@@ -146,7 +149,7 @@ class ToolCallParser:
             self._take(len(FUNCTION_END), self._after)
         elif rest.startswith(CLOSE):
             self._close_arguments()
-            self._take(len(CLOSE), self._content)
+            self._take(len(CLOSE), self._closed)
         elif rest.startswith((OPEN, FUNCTION)):  # the next call, and this one was never closed
             self._close_arguments()
             self._state = self._after
@@ -201,11 +204,22 @@ class ToolCallParser:
         """Behind the function: the call's end, or another function in the same call."""
         rest = self._skip_space()
         if rest.startswith(CLOSE):
-            self._take(len(CLOSE), self._content)
+            self._take(len(CLOSE), self._closed)
         elif rest.startswith(FUNCTION):
             self._raw = ""
             self._take(len(FUNCTION), self._function_name)
         elif any(tag.startswith(rest) for tag in (CLOSE, FUNCTION)):
+            return False
+        else:
+            self._state = self._content
+        return True
+
+    def _closed(self) -> bool:
+        """Behind the end of a call: the same tag once more is dropped."""
+        rest = self._held.lstrip()
+        if rest.startswith(CLOSE):
+            self._held = rest[len(CLOSE) :]
+        elif CLOSE.startswith(rest):
             return False
         else:
             self._state = self._content
@@ -216,7 +230,7 @@ class ToolCallParser:
         head = call_head(self._held)
         if isinstance(head, Incomplete):
             return False
-        if isinstance(head, Malformed):
+        if isinstance(head, Malformed) or not TOOL_NAME.fullmatch(head.name):
             self._no_call()
             return True
         self._begin(head.name)
@@ -243,7 +257,7 @@ class ToolCallParser:
         if not closed:
             self._held = self._held[len(self._held) - beginning_of((CLOSE,), self._held) :]
             return False
-        self._held, self._state = rest, self._content
+        self._held, self._state = rest, self._closed
         return True
 
     @property

@@ -108,12 +108,19 @@ class ChatRequest(Sampled):
     @classmethod
     def _leave_out(cls, body: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         """Tools of other types than functions and custom ones, which some other server would run."""
-        tools = body.get("tools") if isinstance(body, dict) else None
-        if not isinstance(tools, list):
+        if not isinstance(body, dict):
             return check(body)
-        others = [tool for tool in tools if _is_foreign(tool)]
-        found = check({**body, "tools": [tool for tool in tools if tool not in others]} if others else body)
-        found.omitted.extend(f"tool:{tool['type']}" for tool in others)
+        omitted: list[str] = []
+        body = {**body, "tools": _own(body.get("tools"), "tool", omitted)}
+        choice = body.get("tool_choice")
+        if _is_foreign(choice) and choice["type"] != "allowed_tools":  # then it is as without
+            omitted.append(f"tool_choice:{choice['type']}")
+            body["tool_choice"] = "auto"
+        elif _is_foreign(choice) and isinstance(allowed := choice.get("allowed_tools"), dict):
+            left = _own(allowed.get("tools"), "tool_choice", omitted)
+            body["tool_choice"] = {**choice, "allowed_tools": {**allowed, "tools": left}}
+        found = check(body)
+        found.omitted.extend(omitted)
         return found
 
     @property
@@ -137,6 +144,14 @@ class ChatRequest(Sampled):
         else:
             found = {"enable_thinking": True, "reasoning_effort": effort}
         return {**found, **(self.chat_template_kwargs or {})}
+
+
+def _own(tools: Any, what: str, omitted: list[str]) -> Any:
+    """Without those of foreign types, which are added to `omitted`."""
+    if not isinstance(tools, list):
+        return tools
+    omitted.extend(f"{what}:{tool['type']}" for tool in tools if _is_foreign(tool))
+    return [tool for tool in tools if not _is_foreign(tool)]
 
 
 def _is_foreign(tool: Any) -> bool:
