@@ -2,13 +2,16 @@
 
 import logging
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from stoker import heap
 from stoker.engine.messages import (
     Answer,
     Asked,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from stoker.engine.engine import Engine
 
 log = logging.getLogger("stoker.engine")
+REST_S = 2.0  # without a step, until freed memory goes back to the system
 
 
 class EngineLoop:
@@ -40,7 +44,8 @@ class EngineLoop:
         self._request_ids: dict[int, int] = {}  # and back
         self._outgoing: list[Event] = []
         self._shutdown: Shutdown | None = None
-        self._steps = 0
+        self._steps = self._trimmed = 0  # made until now, and until freed memory was last given back
+        self._stepped_at = 0.0
 
     def run(self) -> None:
         """Until it is told to stop or a step raises. After an exception nothing goes on: caches are in doubt."""
@@ -69,11 +74,22 @@ class EngineLoop:
     def _commands(self) -> Iterator[Command]:
         """All that have come; sleeps until one comes when there is nothing else to do."""
         try:
-            yield self._inbox.get(block=self._engine.idle)
+            yield self._next_command() if self._engine.idle else self._inbox.get_nowait()
             while True:
                 yield self._inbox.get_nowait()
         except Empty:
             return
+
+    def _next_command(self) -> Command:
+        """Sleeps until one comes. Freed memory goes back to the system once no step has been made for a while."""
+        while self._trimmed < self._steps:
+            if time.monotonic() - self._stepped_at > REST_S:
+                heap.trim()
+                self._trimmed = self._steps
+                break
+            with suppress(Empty):
+                return self._inbox.get(timeout=REST_S)
+        return self._inbox.get()
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -109,7 +125,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         events = self._engine.step()
-        self._steps += 1
+        self._steps, self._stepped_at = self._steps + 1, time.monotonic()
         for event in events:
             self._pass_on(event)
 

@@ -17,6 +17,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+from stoker import heap
 from stoker.engine.client import SHUT, EngineClient, pending
 from stoker.engine.loop import EngineLoop, log
 from stoker.engine.messages import Command, Ended, Loading, Ready, Report, Shutdown
@@ -197,6 +198,7 @@ def _interrupts_held() -> Iterator[None]:
 
 def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    heap.limit_arenas()
     inbox: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=_listen, args=(commands, inbox), name="stoker-commands", daemon=True).start()
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING
@@ -53,19 +54,24 @@ class Grammar:
 _slots = BoundedSemaphore(CHECKS_AT_A_TIME)
 _places = BoundedSemaphore(CHECKS_AT_A_TIME + CHECKS_WAITING)  # each takes a thread of the server
 _lock = Lock()
-_verdicts: OrderedDict[Grammar, str | TooComplex | None] = OrderedDict()
+_verdicts: OrderedDict[bytes, str | TooComplex | None] = OrderedDict()
 
 
 def checked(grammar: Grammar) -> str | None:
     """What is wrong with a grammar, in a sentence; None if nothing is. Waits; to be called in a thread.
 
     Raises TooComplex where that cannot be told."""
+    key = sha256(repr(grammar).encode()).digest()  # a grammar itself can be megabytes
     with _lock:
-        known, verdict = grammar in _verdicts, _verdicts.get(grammar)
+        known, verdict = key in _verdicts, _verdicts.get(key)
         if known:
-            _verdicts.move_to_end(grammar)
+            _verdicts.move_to_end(key)
     if not known:
         verdict = _check(grammar)
+        with _lock:
+            _verdicts[key] = verdict
+            if len(_verdicts) > REMEMBERED:
+                _verdicts.popitem(last=False)
     if isinstance(verdict, TooComplex):
         raise TooComplex(str(verdict))
     return verdict
@@ -83,10 +89,6 @@ def _check(grammar: Grammar) -> str | TooComplex | None:
             _slots.release()
     finally:
         _places.release()
-    with _lock:
-        _verdicts[grammar] = verdict
-        if len(_verdicts) > REMEMBERED:
-            _verdicts.popitem(last=False)
     return verdict
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import uvicorn
 
+from stoker import heap
 from stoker.engine.spec import Buildable, EngineSpec
 from stoker.errors import RequestError, StokerError
 from stoker.server.app import create_app
@@ -34,6 +35,8 @@ def serve(
 
     `wrap` changes how the engine is built, for tests of its faults; `announce` is told the address once it is bound.
     """
+    heap.limit_arenas()
+    heap.give_back_large_blocks()
     spec = wrap(EngineSpec(config.directory, plan.engine, DraftChoice.parse(config.draft), config.device))
     failure = asyncio.run(_serve(config, plan, spec, announce))
     if failure:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from stoker import heap
 from stoker.engine.config import check_request
 from stoker.engine.process import EngineProcess
 from stoker.engine.request import AUTO, Depth
@@ -25,6 +26,7 @@ from stoker.server.supervisor import Supervisor
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
+REST_S, WORK_S = 3.0, 0.2  # how often it is seen whether all rests, and what CPU time makes freed memory worth a look
 THREADS = 32  # that read requests; at most half of them wait for schemas to be checked (server/grammar.py)
 
 
@@ -67,10 +69,21 @@ class Service:
         async with asyncio.TaskGroup() as group:
             supervising = group.create_task(self.supervisor.run())
             watching = group.create_task(self.memory.run())
+            resting = group.create_task(self._rest())
             self._model = await loading
             self._loaded.set()
             await supervising
             watching.cancel()
+            resting.cancel()
+
+    async def _rest(self) -> None:
+        """Freed memory goes back to the system once nothing is under way."""
+        trimmed = 0.0
+        while True:
+            await asyncio.sleep(REST_S)
+            if not self.live and time.process_time() - trimmed > WORK_S:
+                await asyncio.to_thread(heap.trim)
+                trimmed = time.process_time()
 
     async def _test(self, engine: EngineProcess) -> None:
         await self._loaded.wait()

@@ -14,7 +14,7 @@ from stoker.server.parse.reasoning import CLOSE as THOUGHT_END
 from stoker.server.parse.schemas import standard
 from stoker.server.parse.tags import CLOSE, OPEN
 from stoker.server.protocol.common import ResponseFormat, StructuredOutputs
-from stoker.server.served import ServedModel
+from stoker.server.served import ServedModel, check_text
 from stoker.server.text_rules import Unheld
 from stoker.server.tool_rules import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 from stoker.speculate.mask import TokenMask
@@ -130,6 +130,7 @@ def grammar_mask(model: ServedModel, rules: str, thinking: bool) -> Mask:
 
 
 def _checked(grammar: Grammar) -> Grammar:
+    check_text(grammar.lark, "The schema or grammar")
     if len(grammar.lark) > LARGEST_GRAMMAR:
         raise ApiError(
             400, f"The grammar has {len(grammar.lark):,} characters, and at most {LARGEST_GRAMMAR:,} are taken."

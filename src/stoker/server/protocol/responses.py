@@ -156,6 +156,8 @@ def _add(found: list[ChatMessage], item: Json, where: str, last: bool, omitted: 
         found.append(ChatMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", ""))))
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
+        if not isinstance(parts, list):
+            raise ApiError(400, f"{where}: a reasoning item has content or a summary, both lists.", param=where)
         thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
         if thought:
             found.append(ChatMessage(role="assistant", content="", reasoning_content=thought))
