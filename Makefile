@@ -46,9 +46,10 @@ box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or 
 lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
 	$(BIN)/python -m benchmarks.lossless
 
-server: $(READY)  ## the server's long tests: 2,000 made-up requests and 200 answers to schemas; ten minutes or so
-	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_bad_requests.py tests/server/test_structured.py \
-		tests/server/test_hostile_grammars.py
+server: $(READY)  ## the server's long tests: 22,000 made-up requests, schemas, agents, hostile clients; half an hour or so
+	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_fuzz.py tests/server/test_bad_requests.py \
+		tests/server/test_structured.py tests/server/test_tool_schemas.py tests/server/test_hostile_grammars.py \
+		tests/server/test_large_bodies.py tests/server/test_chat_templates.py tests/agents
 
 seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
 	$(BIN)/python -m stoker.plan.seeds docs/seeds.md

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 LOOK_S = 0.02  # how often it is seen whether this process itself gets to run
 HEALTH_S = 0.05  # from one question to the next
 STREAM = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True, "temperature": 1.0}
+ERROR = b'data: {"error":'
 KEPT = 10  # of the longest waits
 
 
@@ -80,8 +81,8 @@ class Watch:
                     own += max(0.0, now - before - LOOK_S)
                     continue
                 text = text[-1000:] + connection.recv(1 << 16)
-                if b'"error"' in text:
-                    raise AssertionError(f"the neighbour's stream failed: {text[text.index(b'error') - 200 :]!r}")
+                if ERROR in text:
+                    raise AssertionError(f"the neighbour's stream failed: {text[text.index(ERROR) :]!r}")
                 self.seen.chunks += 1
                 if first:
                     self.seen.first_token_s = max(self.seen.first_token_s, now - began)
