@@ -1,6 +1,8 @@
-"""What the C library keeps of memory that was freed: bounded, and given back while a process rests. glibc alone."""
+"""Memory of a process that runs for long: what the C library (glibc) keeps of freed memory is bounded and given back
+while the process rests, and the garbage collector leaves alone what was loaded at the start."""
 
 import ctypes
+import gc
 from contextlib import suppress
 
 M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
@@ -25,3 +27,9 @@ def trim() -> None:
     """Takes milliseconds, during which other threads may run."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_loaded() -> None:
+    """All objects there are stay. A look at the 250,000 that imports leave takes 0.15 s, and everything waits."""
+    gc.collect()
+    gc.freeze()
