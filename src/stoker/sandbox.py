@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from stoker.errors import StokerError
 
 START_S = 60.0  # for a child to begin; importing the function's module counts as part of its first call
+NICE = 5  # where processors are short, those who did not send the work come first
 GROWTH = 64 * 2**20  # bytes a child may hold more than at its first call and still be used again
 
 
@@ -167,6 +168,7 @@ def main(fd: str, memory: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the parent, which decides
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICE)
     connection = Connection(int(fd))
     limited = False
     try:

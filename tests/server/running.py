@@ -1,21 +1,26 @@
 """A real `stoker serve` process for tests, and what they ask it."""
 
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 
 PATIENCE_S = 300.0  # for a loaded machine to start a server
+# in which /health must answer on an idle machine; beside other work of its cores it may wait longer for its turn
+HEALTH_S = 0.1 if os.environ.get("STOKER_FULL") else 0.4
 NO_THINK = {"enable_thinking": False}
 HELD = (
     "stoker:requests_live",
@@ -126,6 +131,26 @@ class Running:
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
                 total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         return total / 1024
+
+    @contextmanager
+    def health_asked(self) -> Iterator[list[float]]:
+        """Every 10 ms meanwhile: seconds that each answer took, infinity where it was no 200."""
+        done, took = threading.Event(), [0.0]
+
+        def ask() -> None:
+            with httpx.Client(base_url=self.url, timeout=120.0) as client:
+                while not done.wait(0.01):
+                    began = time.perf_counter()
+                    fine = client.get("/health").status_code == 200
+                    took.append(time.perf_counter() - began if fine else math.inf)
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                yield took
+            finally:
+                done.set()
+                asking.result()
 
     def until(self, holds: Any, what: str, patience: float = PATIENCE_S) -> None:
         """Waits until `holds()`."""
