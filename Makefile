@@ -31,8 +31,8 @@ test: $(READY) $(OTHER)/.ready lint  ## what CI runs
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 kernels: $(READY) $(OTHER)/.ready  ## kernel x architecture: registers, shared memory, spills, parity; a quarter of an hour
-	$(BIN)/python -m benchmarks.kernel_table --json build/kernels.json
-	PYTHONPATH=$(OTHER) $(BIN)/python -m benchmarks.kernel_table --no-parity --json build/kernels-$(OTHER_TRITON).json
+	$(BIN)/python -m benchmarks.gpu.kernel_table --json build/kernels.json
+	PYTHONPATH=$(OTHER) $(BIN)/python -m benchmarks.gpu.kernel_table --no-parity --json build/kernels-$(OTHER_TRITON).json
 
 $(OTHER)/.ready: | $(READY)
 	$(BIN)/python -m pip install --no-compile --no-deps --target $(OTHER) triton==$(OTHER_TRITON)
@@ -41,7 +41,7 @@ $(OTHER)/.ready: | $(READY)
 box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or so. PYTHON must have torch for the GPU
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
 	  f"The box report needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}; run: make box-report PYTHON=python3.12")'
-	@PYTHONPATH=src:. $(PYTHON) -m benchmarks.box_report $(ARGS)
+	@PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu.box_report $(ARGS)
 
 lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
 	$(BIN)/python -m benchmarks.lossless
@@ -52,7 +52,7 @@ server: $(READY)  ## the server's long tests: 22,000 made-up requests, schemas, 
 		tests/server/test_large_bodies.py tests/server/test_chat_templates.py tests/agents
 
 seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
-	$(BIN)/python -m stoker.plan.seeds docs/seeds.md
+	$(BIN)/python -m tools.seeds docs/seeds.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

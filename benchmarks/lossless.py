@@ -32,15 +32,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.cpu.load import load_model
+from stoker.backends.family import CHUNK
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Stats
 from stoker.engine.tokenizer import Tokenizer
-from stoker.model.cache import PAGE_SIZE
-from stoker.model.load import load_model
-from stoker.ops.family import CHUNK
+from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice
-from stoker.speculate.sampling import Sampling
 
 BLOCK = 20  # prompts that are done at a time
 DEPTHS = {"mtp": 3, "dflash": 12, "lookup": 8}  # of a fixed depth, by the drafter that pays
@@ -106,7 +106,7 @@ class Model:
         self.directory, self.model = directory, load_model(directory, device=device).model
         self._weights = None
         if device != "cpu":
-            from stoker.engine.gpu.weights import pack_decoder
+            from stoker.backends.gpu.weights import pack_decoder
 
             self._weights = pack_decoder(self.model, self.model.config.max_positions)
         tokenizer = Tokenizer(directory)
@@ -159,7 +159,7 @@ class Model:
     def _engine(self, config: EngineConfig, choice: DraftChoice) -> Engine:
         if self._weights is None:
             return Engine(self.model, config, choice.build(self.model, self.directory, config.pages, config.slots))
-        from stoker.engine.gpu.build import gpu_backend
+        from stoker.backends.gpu.build import gpu_backend
 
         backend, drafter = gpu_backend(self.model, config, choice, self.directory, self._weights)
         return Engine(self.model, config, drafter, None, backend)

@@ -11,8 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import pytest
 import torch
 
-from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
+from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
 FAMILIES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
 

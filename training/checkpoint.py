@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stoker.model.config import ModelConfig
-from stoker.model.decoder import Decoder
-from stoker.model.dflash import DFlash
-from stoker.model.dflash_config import DFlashConfig
-from stoker.model.load import load_drafter, load_model
-from stoker.ops.linear import as_tensor
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.cpu.ops.linear import as_tensor
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import ModelConfig
 
 CONFIG = "config.json"
 

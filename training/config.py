@@ -5,8 +5,8 @@ weigh in the formats they are shipped in. Run it to see the bytes: python -m tra
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.model.config import ModelConfig
-from stoker.model.dflash_config import DFlashConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import ModelConfig
 
 LIMIT = 24 * 2**20  # bytes in the repository
 RESERVED = 16  # ids at the end of the vocabulary: special tokens, then the drafter's mask as the last
@@ -178,8 +178,8 @@ def byte_budget(shape: Shape, group: int = 128) -> dict[str, tuple[int, int]]:
     """Parameters and stored bytes per group of tensors."""
     import torch
 
-    from stoker.model.decoder import Decoder
-    from stoker.model.dflash import DFlash
+    from stoker.backends.cpu.decoder import Decoder
+    from stoker.backends.cpu.dflash import DFlash
 
     with torch.device("meta"):
         trunk, drafter = Decoder(shape.model), DFlash(shape.dflash)

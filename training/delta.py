@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stoker.model.config import DeltaConfig
+from stoker.weights.model_config import DeltaConfig
 from training.layers import Linear
 
 CHUNK, BLOCK = 64, 8

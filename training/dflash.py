@@ -1,12 +1,12 @@
 """The DFlash drafter as trained: many blocks of one sequence drafted in one pass, each seeing only what it would see
-when drafting. Parameter names are those of stoker.model.dflash.DFlash."""
+when drafting. Parameter names are those of stoker.backends.cpu.dflash.DFlash."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from stoker.model.dflash_config import SLIDING, DFlashConfig
+from stoker.weights.dflash_config import SLIDING, DFlashConfig
 from training.layers import Attention, Keys, Linear, RMSNorm, Rope, SwiGlu, rope_table
 
 

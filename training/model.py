@@ -1,7 +1,7 @@
 """The trunk and its MTP head as trained: Qwen3.5-MoE text, batched, with gradients.
 
-Parameters carry the names of stoker.model.decoder.Decoder, so that export is a matter of prefixes. Inference lives in
-stoker.model; tests hold the two against each other.
+Parameters carry the names of stoker.backends.cpu.decoder.Decoder, so that export is a matter of prefixes.
+Inference lives in stoker.backends.cpu; tests hold the two against each other.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stoker.model.config import FULL, ModelConfig
+from stoker.weights.model_config import FULL, ModelConfig
 from training.delta import GatedDeltaNet
 from training.layers import Attention, Keys, Linear, RMSNorm, Rope, rope_table
 from training.moe import Dispatch, SparseMlp

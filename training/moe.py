@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stoker.model.config import MoeConfig
+from stoker.weights.model_config import MoeConfig
 from training.layers import Linear, SwiGlu, Weights
 
 Dispatch = Literal["grouped", "dense"]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker.sampling.settings import Sampling
 from stoker.speculate.drafter import DraftRequest, accept
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.phrases import FACTOR, Phrases, hashes_of, save
-from stoker.speculate.sampling import Sampling
 from training import tokenizer as tokenizers
 from training.batches import Marks, read_shard
 from training.config import SHAPES

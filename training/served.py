@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE, Cache, KVPages
+from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.family import Family
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache, KVPages
-from stoker.model.dflash import DFlash
-from stoker.model.load import load_drafter, load_model
-from stoker.ops.family import Family
-from stoker.speculate.sampling import Sampling
+from stoker.sampling.settings import Sampling
 
 SLOTS = 16  # answers written at a time
 

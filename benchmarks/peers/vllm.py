@@ -23,9 +23,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_decode import WARM_UP, parse_draft, shortened
-from benchmarks.gpu_result import device_name, record
-from benchmarks.gpu_weights import SHAPES
+from benchmarks.gpu.decode import WARM_UP, parse_draft, shortened
+from benchmarks.gpu.result import device_name, record
+from benchmarks.gpu.weights import SHAPES
 from benchmarks.peers.beside import print_beside
 from benchmarks.peers.vllm_config import ARCHITECTURE, text_config
 from benchmarks.peers.vllm_measure import SLACK, Bench

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stoker.model.config import ModelConfig
+from stoker.weights.model_config import ModelConfig
 
 ARCHITECTURE = "Qwen3_5MoeForCausalLM"
 SHARED = ("shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "shared_expert_gate")

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import torch
 
-from benchmarks.gpu_decode import WARM_UP, expected_distinct, parse_draft
-from stoker.model.config import ModelConfig
+from benchmarks.gpu.decode import WARM_UP, expected_distinct, parse_draft
+from stoker.weights.model_config import ModelConfig
 
 SLACK = 24  # steps that a sequence could still take when it is stopped
 COUNTED = 4  # steps whose experts are counted

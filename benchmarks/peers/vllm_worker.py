@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_weights import CODE_RMS, SHIFT
-from stoker.ops.packed import Kind
+from benchmarks.gpu.weights import CODE_RMS, SHIFT
+from stoker.backends.gpu.packed import Kind
 
 LOAD_FORMAT = "stoker-spread"
 GROUP = 128  # inputs that share a scale

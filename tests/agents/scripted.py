@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from stoker.demo import EMBEDDED
-from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
+from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
 CONTEXT = 262_144
 HIDDEN = 256  # wide enough for random embeddings to be told apart by far

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.conversation import Conversation, Piece
-from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
-from stoker.engine.client import EngineClient
-from stoker.engine.messages import Asked, Command, Events, Submit
 from stoker.engine.request import Event, Finish, Stats
 from stoker.engine.tokenizer import Tokenizer
+from stoker.engine.worker.client import EngineClient
+from stoker.engine.worker.messages import Asked, Command, Events, Submit
 from stoker.errors import RequestError
-from stoker.speculate.sampling import Sampling
+from stoker.sampling.settings import Sampling
+from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
 STOKER = [sys.executable, "-c", "from stoker.cli.main import run; run()"]
 PATIENCE_S = 60.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stoker.cli.extras import install_command
-from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 KEYS = {
     "text", "token_ids", "prompt_tokens", "completion_tokens", "steps", "accepted_per_step", "tokens_per_s",
@@ -172,7 +172,7 @@ def test_help_does_not_import_torch() -> None:
 
 def test_the_parts_of_a_base_install_work_without_torch() -> None:
     absent = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors')));"
-    modules = "stoker.cli.main, stoker.model.config, stoker.weights.checkpoint, stoker.weights.names"
+    modules = "stoker.cli.main, stoker.weights.model_config, stoker.weights.checkpoint, stoker.weights.resolve"
     subprocess.run([sys.executable, "-c", f"{absent} import {modules}"], check=True, timeout=60)
     code = f"{absent} from stoker.cli.main import run; run()"
     done = subprocess.run(

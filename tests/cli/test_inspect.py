@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from stoker.weights.checkpoint import INDEX
-from tests.weights import situations
+from tests.support import situations
 
 KEYS = {"architecture", "parameters", "groups", "bytes_per_step", "mtp", "problems"}
 WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"

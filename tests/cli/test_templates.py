@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
 from stoker.demo.tokenizer import write_byte_tokenizer
+from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
 ADVICE = "Shorten the conversation, or correct the template."
 FAULTS = {

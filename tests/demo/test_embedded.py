@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from stoker.backends.cpu.load import load_model
+from stoker.backends.family import Family
+from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.generate import generate
 from stoker.engine.tokenizer import Tokenizer
-from stoker.model.load import load_model
-from stoker.ops.family import Family
-from stoker.speculate.sampling import Sampling
-from stoker.weights.build import Recipe, build
+from stoker.sampling.settings import Sampling
 from stoker.weights.checkpoint import Checkpoint
-from stoker.weights.inspect.report import inspect
-from stoker.weights.read import read_tensor
-from tests.model.forward import new_cache, row_errors, run_chunks
+from stoker.weights.reader import read_tensor
+from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
 
 LIMIT = 24 << 20
 KINDS = ("JSON", "agent", "code", "prose")

@@ -4,7 +4,7 @@ from training.prompts import FIRST, agent_turn, invoice
 
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.tokenizer import Tokenizer
-from stoker.model.config import ModelConfig
+from stoker.weights.model_config import ModelConfig
 
 
 def test_generated_prompts_are_up_to_date() -> None:

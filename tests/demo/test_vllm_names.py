@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.checkpoint.build import Recipe, build
 from stoker.demo import EMBEDDED
-from stoker.weights.build import Recipe, build
 from stoker.weights.checkpoint import Checkpoint
 
 Place = tuple[str, str | int]  # parameter of vLLM's module, and which part of it

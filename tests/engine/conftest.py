@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_model
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_model
 from tests.engine.drive import PAGES, drain, settings_for
 
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from stoker.backends.cpu.batch import Batch
 from stoker.engine.engine import Engine
 from stoker.engine.request import Event
-from stoker.model.batch import Batch
-from stoker.speculate.cost import DraftCost
+from stoker.sampling.settings import Sampling
+from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.sampling import Sampling
 
 PAGES, SLOTS, DEPTH = 24, 4, 6
 

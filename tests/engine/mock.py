@@ -12,15 +12,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from stoker.demo.random_checkpoint import small_config
-from stoker.model.batch import Batch
-from stoker.model.cache import Cache
-from stoker.model.config import ModelConfig
-from stoker.model.decoder import Decoder, Embedding
-from stoker.ops.family import Family
-from stoker.speculate.cost import DraftCost
+from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.cache import Cache
+from stoker.backends.cpu.decoder import Decoder, Embedding
+from stoker.backends.family import Family
+from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
+from stoker.weights.model_config import ModelConfig
+from tests.support.random_checkpoint import small_config
 
 VOCAB = 256
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.engine.messages import Loading
 from stoker.engine.request import Event
-from stoker.engine.spec import Buildable, Built
-from stoker.speculate.mask import TokenMask
+from stoker.engine.worker.messages import Loading
+from stoker.engine.worker.spec import Buildable, Built
+from stoker.sampling.mask import TokenMask
 
 FATAL = 13
 

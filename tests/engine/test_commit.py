@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_drafter
+from stoker.backends.cpu.ops.deltanet import DeltaState
+from stoker.backends.family import Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.memory import tensor_bytes
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, KVPages
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_drafter
-from stoker.ops.deltanet import DeltaState
-from stoker.ops.family import Family
-from stoker.speculate.cost import DraftCost
+from stoker.sampling.settings import Sampling
+from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
 from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.sampling import Sampling
 from tests.engine.drive import DEPTH, Oracle
+from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 PAGES, TOKENS = 4, 60
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.family import Family
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.prefix import Stretches, message_boundaries
+from stoker.engine.prefix_cache import Stretches, message_boundaries
 from stoker.engine.request import Event, TokenLogprob
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache
-from stoker.model.decoder import Decoder
-from stoker.ops.family import Family
+from stoker.sampling.settings import Sampling
 from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.sampling import Sampling
 
 TEMPLATE = Path(__file__).parents[2] / "training" / "chat_template.jinja"
 PAGES, DEPTH = 80, 12

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.experts import SparseMlp
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO
 from stoker.engine.runner import COUNT_EVERY, distinct_experts
 from stoker.errors import RequestError
-from stoker.model.decoder import Decoder
-from stoker.model.experts import SparseMlp
-from stoker.speculate.depth import DepthController
+from stoker.sampling.settings import Sampling
+from stoker.speculate.depth.controller import DepthController
+from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.reads import step_bytes
-from stoker.speculate.sampling import Sampling
 from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, run, settings_for
 
 

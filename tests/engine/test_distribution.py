@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.cache import Cache
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO
 from stoker.engine.stats import Totals
-from stoker.model.batch import Batch
-from stoker.model.cache import Cache
-from stoker.speculate.cost import DraftCost, StepBytes
+from stoker.sampling.sampler import Row, choose
+from stoker.sampling.settings import Sampling
+from stoker.speculate.depth.cost import DraftCost, StepBytes
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest, accept
-from stoker.speculate.sampler import Row, choose
-from stoker.speculate.sampling import Sampling
 from tests.engine.mock import MockModel
 
 WORDS, SAMPLES, TOKENS = 6, 50_000, 4  # the first token is the prompt's, three are left for blocks of two drafts

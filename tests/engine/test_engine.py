@@ -6,23 +6,23 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.demo.random_checkpoint import (
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.request import Finish
+from stoker.errors import RequestError
+from stoker.sampling.settings import Sampling
+from stoker.speculate.dflash import DFlashDrafter
+from stoker.speculate.drafter import Drafter
+from stoker.speculate.lookup import LookupDrafter
+from stoker.speculate.mtp import MtpDrafter
+from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, settings_for
+from tests.support.random_checkpoint import (
     small_config,
     small_drafter_config,
     write_random_checkpoint,
     write_random_drafter,
 )
-from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import Finish
-from stoker.errors import RequestError
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_drafter, load_model
-from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.drafter import Drafter
-from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.sampling import Sampling
-from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, settings_for
 
 
 def drafter_of(name: str, model: Decoder, prompts: list[list[int]], alone: list[list[int]], tmp_path: Path) -> Drafter:

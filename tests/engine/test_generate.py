@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from stoker.backends.cpu.load import load_model
 from stoker.engine.engine import EngineConfig
 from stoker.engine.generate import Timing, generate
 from stoker.errors import RequestError
-from stoker.model.load import load_model
+from stoker.sampling.settings import Sampling
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.sampling import Sampling
 from tests.conftest import FAMILIES
 
 

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.cpu.recurrence import ring_size
 from stoker.engine.engine import Engine
 from stoker.engine.memory import DrafterBytes, UnitBytes, plan, tensor_bytes
 from stoker.errors import RequestError
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_drafter, load_model
-from stoker.model.recurrence import ring_size
+from stoker.sampling.settings import Sampling
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.sampling import Sampling
 from tests.conftest import FAMILIES
 from tests.engine.drive import drain
+from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 DEPTH = 5
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stoker.demo.random_checkpoint import small_config, write_random_checkpoint
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_model
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.generate import generate
 from stoker.engine.request import Finish
 from stoker.errors import CheckpointError
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_model
+from stoker.sampling.settings import Sampling
 from stoker.server.errors import api_error
 from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.sampling import Sampling
 from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, run
+from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
 SENTENCE = r"logits are not finite at token 1 of the answer: .* stoker inspect --verify"
 

@@ -10,15 +10,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.family import Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import Event, Finish
 from stoker.engine.text import TextStream
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache
-from stoker.model.decoder import Decoder
-from stoker.ops.family import Family
-from stoker.speculate.mask import TokenMask
-from stoker.speculate.sampling import Sampling
+from stoker.sampling.mask import TokenMask
+from stoker.sampling.settings import Sampling
 from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, run
 
 VOCAB = 512

@@ -1,6 +1,7 @@
 """What a step costs beside the model depends on what runs, not on what has run, nor on how long the texts are.
 
-Counted, not timed: elements read of long lists, Python calls, bytes allocated. benchmarks/overhead.py has the times.
+Counted, not timed: elements read of long lists, Python calls, bytes allocated; benchmarks/server/overhead.py
+has the times.
 """
 
 import gc
@@ -14,8 +15,8 @@ import pytest
 
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import Finish, Sequence
-from stoker.speculate.sampling import Sampling
-from stoker.speculate.tokens import Extended
+from stoker.sampling.extended import Extended
+from stoker.sampling.settings import Sampling
 from tests.engine.mock import VOCAB, MockDrafter, MockModel, answer
 
 DEPTH = 4

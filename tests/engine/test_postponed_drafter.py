@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_drafter
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import Event
-from stoker.model.batch import Batch
-from stoker.model.decoder import Decoder
-from stoker.model.load import load_drafter
 from stoker.speculate.choice import POSTPONE
-from stoker.speculate.cost import DraftCost
+from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
 from stoker.speculate.mtp import MtpDrafter
 from tests.engine.drive import DEPTH, run, settings_for
+from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 VOCAB, REQUESTS = 512, 9
 Asked = tuple[int, int, list[int], list[float]]  # slot, length of the text, drafts and their confidence

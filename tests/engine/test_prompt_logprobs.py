@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import TokenLogprob
-from stoker.model.batch import Batch
-from stoker.model.decoder import Decoder
-from stoker.speculate.sampling import Sampling
+from stoker.sampling.settings import Sampling
 from tests.engine.drive import PAGES, run
 
 PROMPT = [(7 * place * place + 3) % 512 for place in range(300)]

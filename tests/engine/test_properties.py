@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.prefix import Stretches
+from stoker.engine.prefix_cache import Stretches
 from stoker.engine.request import AUTO, Depth, Event, Finish, TokenLogprob
-from stoker.model.decoder import Decoder
+from stoker.sampling.mask import TokenMask
+from stoker.sampling.settings import Sampling
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.mask import TokenMask
-from stoker.speculate.sampling import Sampling
 from tests.engine.drive import DEPTH, PAGES, Oracle, run, settings_for
 
 PLAIN, MASKED, STOPPED, FAILING, CONTINUED = range(5)  # variants of a request

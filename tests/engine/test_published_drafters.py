@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_drafter
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.memory import DrafterBytes
 from stoker.errors import ConfigError
-from stoker.model.decoder import Decoder
-from stoker.model.dflash_config import SLIDING, DFlashConfig
-from stoker.model.load import load_drafter
 from stoker.speculate.dflash import DFlashDrafter
+from stoker.weights.dflash_config import SLIDING, DFlashConfig
 from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, settings_for
+from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 FULL = "full_attention"
 TRUNK = small_config()

@@ -7,7 +7,7 @@ import pytest
 from stoker.engine.engine import MAX_ROWS, Engine, EngineConfig
 from stoker.engine.pages import Pool
 from stoker.engine.request import Event, Finish
-from stoker.speculate.sampling import Sampling
+from stoker.sampling.settings import Sampling
 from tests.engine.drive import run
 from tests.engine.mock import MockDrafter, MockModel, answer
 

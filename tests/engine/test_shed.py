@@ -2,10 +2,10 @@
 
 import torch
 
+from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.memory import discard
-from stoker.model.decoder import Decoder
-from stoker.speculate.sampling import Sampling
+from stoker.sampling.settings import Sampling
 from tests.engine.drive import drain
 
 

@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from tools.seeds import figures, lines, predicted
+from tools.seeds import page as seeds_page
 from typer.testing import CliRunner, Result
 
 from stoker.cli.main import COMMANDS, app
@@ -17,8 +19,6 @@ from stoker.plan.answer import Answer, Question, answer
 from stoker.plan.explain import explain
 from stoker.plan.html import page, segments
 from stoker.plan.pick import NEEDS, pick
-from stoker.plan.seeds import figures, lines, predicted
-from stoker.plan.seeds import page as seeds_page
 
 WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"
 DFLASH = Question("122b", "spark", context=100_000, recipe="hybrid-dflash12")
@@ -60,7 +60,7 @@ def test_planning_imports_nothing_that_is_slow_to_import(arguments: str) -> None
     slow = {
         "torch", "numpy", "transformers", "safetensors", "tokenizers", "aiohttp", "fastapi", "pydantic",
         "importlib.metadata", "pygments", "rich.markdown", "rich._emoji_codes", "stoker.bench", "stoker.server",
-        "stoker.engine", "stoker.weights.checkpoint", "stoker.plan.fit",
+        "stoker.engine", "stoker.weights.checkpoint", "tools.plan_fit",
     }  # fmt: skip
     assert modules & slow == set()
     own = {arguments.split()[0]} if "--json" in arguments else {"plan", "evidence"}  # a plan's table shows evidence

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import spark
+from benchmarks.plan import spark
+from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.gpu.kernels.deltanet import DeltaRing
+from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED
 from stoker.engine.memory import DrafterBytes, UnitBytes
-from stoker.model.cache import PAGE_SIZE
-from stoker.model.config import LINEAR
-from stoker.ops.triton.deltanet import DeltaRing
 from stoker.plan import memory
 from stoker.plan.catalog import GIB, Scheme, find_model, find_scheme, models, schemes
 from stoker.plan.formats import BITS, PLAIN, fits, weight_bytes
@@ -21,8 +21,8 @@ from stoker.plan.reads import Draft, step_reads
 from stoker.plan.shapes import from_file
 from stoker.plan.weigh import format_of, weigh, weigh_checkpoint
 from stoker.weights.groups import DELTANET, MTP, NORMS, VISION
-from stoker.weights.inspect.report import inspect
-from tests.weights import situations
+from stoker.weights.model_config import LINEAR
+from tests.support import situations
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_published_sizes() -> None:
 
 
 def test_the_simulated_spark_reads_the_same_bytes() -> None:
-    """benchmarks/spark.py counts the 122B by itself; the two must not drift apart."""
+    """benchmarks/plan/spark.py counts the 122B by itself; the two must not drift apart."""
     model, plain = find_model("122b"), weigh(find_model("122b"), find_scheme("int4"))
     reads = step_reads(model, plain, Draft(), context=1000, users=1, pool=256.0, kv_item=2.0)
     drafted = step_reads(model, plain, Draft("mtp", 1), context=1000, users=1, pool=256.0, kv_item=2.0)

@@ -3,11 +3,11 @@
 from collections import Counter
 
 import pytest
+from tools.plan_fit import box_of, why_not
 
 from stoker.plan.answer import recipes
 from stoker.plan.catalog import boxes, read, schemes
 from stoker.plan.evidence import kind_of, measurements, nearest, of_model
-from stoker.plan.fit import box_of, why_not
 
 
 def test_every_row_says_what_it_is() -> None:

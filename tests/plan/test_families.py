@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tools.plan_fit import cases, scheme_of
 
 from stoker.errors import ConfigError
-from stoker.model.config import FULL
 from stoker.plan.catalog import by_row_name, find_scheme, read
 from stoker.plan.evidence import measurements
 from stoker.plan.families import by_size, stranger
-from stoker.plan.fit import cases, scheme_of
 from stoker.plan.reads import Draft, step_reads
 from stoker.plan.weigh import weigh
+from stoker.weights.model_config import FULL
 
 CONFIGS = {entry["name"]: entry["config"] for entry in read("others.toml")["other"]}
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tools.plan_fit import Case, Held, cases, fit_to
 
 from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance, chance_of, emitted
 from stoker.plan.catalog import Box, boxes, by_row_name, find_box, find_model, find_scheme, models, schemes
 from stoker.plan.evidence import measurements
-from stoker.plan.fit import Case, Held, cases, fit_to
 from stoker.plan.reads import Draft, distinct_experts, step_reads
 from stoker.plan.speed import ENGINES, Fit, Speed, first_token_s, fitted, predict
 from stoker.plan.weigh import weigh
@@ -144,7 +144,7 @@ def test_first_tokens_of_document_001() -> None:
 
 
 def test_the_stored_fit_is_as_good_as_it_says() -> None:
-    """On the rows it was fitted to; what it does on unseen sources is measured by benchmarks/plan_accuracy.py."""
+    """On the rows it was fitted to; what it does on unseen sources is measured by benchmarks/plan/accuracy.py."""
     errors = [Held(case, fitted()).error for case in cases()]
     assert len(errors) > 180
     assert statistics.median(errors) <= 0.12

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import stoker.server.run as server
+import stoker.server.lifecycle.run as server
 from stoker.cli.main import run as run_command
-from stoker.engine.messages import Loading
 from stoker.engine.request import Event
-from stoker.engine.spec import Buildable, Built
-from stoker.speculate.sampling import Sampling
+from stoker.engine.worker.messages import Loading
+from stoker.engine.worker.spec import Buildable, Built
+from stoker.sampling.settings import Sampling
 
 RAISE, HANG, SLOW = 666, 667, 668  # seeds
 

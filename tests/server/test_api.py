@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.server.run import listen
+from stoker.server.lifecycle.run import listen
 from tests.server.running import NO_THINK, Running, chat_body, text_of
 
 JSON = "Read this note and answer with JSON only. Keys: name, city.\n\nAnna Kovács called from Győr."

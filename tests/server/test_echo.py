@@ -90,7 +90,7 @@ def test_a_conversation_is_scored_as_its_template_renders_it(server: Running) ->
 
 
 def test_log_likelihoods_are_those_that_lm_eval_recorded(server: Running) -> None:
-    """benchmarks/harness/run.py recorded them; a new model needs a new record."""
+    """benchmarks/server/harness/run.py recorded them; a new model needs a new record."""
     newest = sorted((BENCHMARKS / "results").glob("lm_eval-*.json"))[-1]
     recorded = json.loads(newest.read_text(encoding="utf-8"))["loglikelihoods"]
     questions = (BENCHMARKS / "harness" / "endings.jsonl").read_text(encoding="utf-8").splitlines()

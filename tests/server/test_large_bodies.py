@@ -8,7 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from stoker.server import bodies
-from stoker.server.protocol.completions import CompletionRequest
+from stoker.server.schemas.completions import CompletionRequest
 from tests.server.running import HEALTH_S, Running, chat_body
 
 HOSTILE: dict[str, tuple[str, Any, int]] = {

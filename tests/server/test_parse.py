@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from stoker.demo import EMBEDDED
 from stoker.engine.text import TextStream
-from stoker.server.parse.answer import AnswerParser
-from stoker.server.parse.pieces import Call, CallArguments, Message, Piece
-from stoker.server.parse.reasoning import ReasoningSplitter
+from stoker.server.output.answer import AnswerParser
+from stoker.server.output.pieces import Call, CallArguments, Message, Piece
+from stoker.server.output.reasoning import ReasoningSplitter
 
 TOOLS = {
     "time": {"type": "object", "properties": {}},

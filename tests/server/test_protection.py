@@ -19,8 +19,8 @@ from stoker.server.config import ServerConfig
 from stoker.server.conversation import template_tools
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
-from stoker.server.protocol.chat import Function, Tool
-from stoker.server.run import listen
+from stoker.server.lifecycle.run import listen
+from stoker.server.schemas.chat import Function, Tool
 from stoker.server.served import ServedModel
 from tests.server.faulty import SLOW
 from tests.server.running import PATIENCE_S, Running, chat_body
@@ -221,7 +221,7 @@ def test_names_that_the_server_answers_to() -> None:
 @pytest.mark.parametrize("more", [(), ("--no-key",), ("--api-key", "x")])
 def test_serving_everybody_without_a_key_is_said_loudly(more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_API_KEY", raising=False)
-    monkeypatch.setattr("stoker.server.run.serve", lambda *arguments, **options: None)
+    monkeypatch.setattr("stoker.server.lifecycle.run.serve", lambda *arguments, **options: None)
     result = CliRunner().invoke(app, ["serve", "--model", "demo", "--host", "0.0.0.0", *more])
     assert result.exit_code == 0, result.output
     assert ("WARNING: there is no API key" in result.output) == (not more)
@@ -229,7 +229,7 @@ def test_serving_everybody_without_a_key_is_said_loudly(more: tuple[str, ...], m
 
 def test_options_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[ServerConfig] = []
-    monkeypatch.setattr("stoker.server.run.serve", lambda config, *arguments, **options: served.append(config))
+    monkeypatch.setattr("stoker.server.lifecycle.run.serve", lambda config, *_, **__: served.append(config))
     options = ["--cors-origin", "https://a.example", "--cors-origin", "https://b.example", "--any-model"]
     options += ["--allowed-host", "llm.example", "--served-model-name", "one", "--served-model-name", "two"]
     result = CliRunner().invoke(app, ["serve", "--model", "demo", *options])

@@ -8,10 +8,10 @@ import pytest
 
 from stoker.server.errors import ApiError
 from stoker.server.kept_items import KeptItems
-from stoker.server.parse.custom import CustomCalls, CustomInput
-from stoker.server.parse.pieces import CallArguments, CallStart, Content, Piece
-from stoker.server.protocol.chat import AllowedToolsChoice, ChatRequest, NamedTool
-from stoker.server.protocol.responses import ResponsesRequest
+from stoker.server.output.custom import CustomCalls, CustomInput
+from stoker.server.output.pieces import CallArguments, CallStart, Content, Piece
+from stoker.server.schemas.chat import AllowedToolsChoice, ChatRequest, NamedTool
+from stoker.server.schemas.responses import ResponsesRequest
 from tests.server.running import NO_THINK, PATIENCE_S, Running
 
 GRAMMAR: dict[str, Any] = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}

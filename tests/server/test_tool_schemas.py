@@ -12,9 +12,9 @@ from stoker.demo import EMBEDDED
 from stoker.grammar.mask import GrammarMask
 from stoker.server.errors import ApiError
 from stoker.server.grammar import Grammar
-from stoker.server.parse.answer import AnswerParser
-from stoker.server.parse.pieces import Call, Message
-from stoker.server.parse.schemas import standard
+from stoker.server.output.answer import AnswerParser
+from stoker.server.output.pieces import Call, Message
+from stoker.server.output.schemas import standard
 from stoker.server.served import ServedModel
 from stoker.server.structured import Mask, call_mask, strict_mask
 

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.demo.random_checkpoint import small_config, small_drafter_config, write_random_drafter
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.experts import SparseMlp
+from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.family import Family
 from stoker.engine.generate import generate
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, Cache
-from stoker.model.decoder import Decoder
-from stoker.model.experts import SparseMlp
-from stoker.model.load import load_drafter, load_model
-from stoker.ops.family import Family
+from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
 from stoker.speculate.combine import FirstOf
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft
+from stoker.speculate.draft_head import DraftHead, HeadChoice
 from stoker.speculate.drafter import Drafter, DraftRequest
-from stoker.speculate.head import DraftHead, HeadChoice
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.lowbit import lower_all
+from stoker.speculate.low_bits import lower_all
 from stoker.speculate.mtp import MtpDrafter
 from stoker.speculate.postpone import Waiting
-from stoker.speculate.sampling import Sampling
+from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 PROMPT = [(7 * i * i + 3 * i) % 512 for i in range(70)]
 PAGES = 4

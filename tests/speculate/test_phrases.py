@@ -8,17 +8,17 @@ import pytest
 from benchmarks.lossless import Answers, Configuration, Model, compare
 from safetensors.numpy import load_file, save_file
 
+from stoker.checkpoint.build.extras import sort_files
 from stoker.demo import EMBEDDED
 from stoker.errors import CheckpointError
+from stoker.sampling.settings import Sampling
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import DraftRequest
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.phrases import FACTOR, HASH_BITS, MASK, SHIFT, Phrases, hashes_of, save
-from stoker.speculate.sampling import Sampling
-from stoker.weights.build.extras import sort_files
 from stoker.weights.checkpoint import PHRASES, Checkpoint
 from stoker.weights.files import scan
-from stoker.weights.header import Reads
+from stoker.weights.headers import Reads
 
 VOCABULARY = 600
 CHANCES = (0.25, 0.5, 0.75)

@@ -13,7 +13,7 @@ from training.model import Model
 from training.quantize import int4_names, snap
 from training.state import fill, fill_mtp, load_weights, save_run
 
-from stoker.weights.build import Recipe, build
+from stoker.checkpoint.build import Recipe, build
 from training import train_dflash, train_mtp, train_trunk
 
 GROUP = 32

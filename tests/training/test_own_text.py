@@ -19,7 +19,7 @@ from training.model import Model
 from training.own_text import Writer, continuations, documents, main, passages, portions
 from training.state import save_run
 
-from stoker.model.config import ModelConfig
+from stoker.weights.model_config import ModelConfig
 
 
 def far_from_new(config: ModelConfig) -> Model:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from stoker.weights.direct import DirectFile, Pool
-from stoker.weights.header import TensorInfo
-from stoker.weights.read import THREADS, read_tensors
-from tests.weights.tensor_files import (  # noqa: F401 (fixtures)
+from stoker.weights.headers import TensorInfo
+from stoker.weights.reader import THREADS, read_tensors
+from tests.support.tensor_files import (  # noqa: F401 (fixtures)
     MB,
     REQUEST,
     SIZES,

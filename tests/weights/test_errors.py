@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stoker.demo.random_checkpoint import (
+from stoker.backends.cpu.load import load_model
+from stoker.errors import CheckpointError, ConfigError, StokerError
+from stoker.weights.checkpoint import INDEX
+from stoker.weights.dflash_config import DFlashConfig
+from tests.support.random_checkpoint import (
     small_config,
     small_drafter_config,
     write_random_checkpoint,
     write_random_drafter,
 )
-from stoker.errors import CheckpointError, ConfigError, StokerError
-from stoker.model.dflash_config import DFlashConfig
-from stoker.model.load import load_model
-from stoker.weights.checkpoint import INDEX
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 MTP_FILE = "model_extra_tensors.safetensors"

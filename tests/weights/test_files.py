@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from stoker.checkpoint.inspect.report import inspect
 from stoker.errors import CheckpointError, StokerError
-from stoker.model.config import ModelConfig
 from stoker.weights.checkpoint import INDEX, Checkpoint
 from stoker.weights.files import odd_files, scan
-from stoker.weights.inspect.report import inspect
+from stoker.weights.model_config import ModelConfig
 from stoker.weights.problems import LONGEST, Problem
-from tests.weights import situations
+from tests.support import situations
 
 ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 

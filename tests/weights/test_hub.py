@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.weights.hub import ATTEMPTS, Hub, HubError, default_token, parse_repository
-from tests.weights.build.stand_in_hub import COMMIT, Fault, StandInHub
+from tests.checkpoint.build.stand_in_hub import COMMIT, Fault, StandInHub
 
 DATA = bytes(range(256)) * 40
 FILE = "model.safetensors"

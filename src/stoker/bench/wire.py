@@ -1,7 +1,7 @@
 """HTTP/1.1 for streams that are timed: bytes get the time of their arrival, and are read only when the answer is whole.
 
 A client library that wakes a coroutine per chunk takes more CPU at 20,000 chunks/s and stamps them twice as late
-(benchmarks/bench_client.py). Everything that is not timed goes through aiohttp.
+(benchmarks/server/bench_client.py). Everything that is not timed goes through aiohttp.
 """
 
 import asyncio

@@ -52,9 +52,9 @@ def build(
     byte. OUT/stoker.json records sources, rules and the sha256 of every file.
     """
     need_engine()
-    from stoker.weights.build import Recipe
-    from stoker.weights.build import build as run
-    from stoker.weights.build.recipe import parse_bytes, show_bytes
+    from stoker.checkpoint.build import Recipe
+    from stoker.checkpoint.build import build as run
+    from stoker.checkpoint.build.recipe import parse_bytes, show_bytes
 
     shard_bytes = parse_bytes(shard_size, "--shard-size")
     base, shared_experts, mtp = (str(EMBEDDED) if at == NAME else at for at in (base, shared_experts, mtp))

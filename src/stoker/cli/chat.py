@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stoker.cli.conversation import Conversation, Reply
-    from stoker.engine.messages import Loading
-    from stoker.engine.process import EngineProcess
     from stoker.engine.request import Stats
+    from stoker.engine.worker.messages import Loading
+    from stoker.engine.worker.process import EngineProcess
 
 CHECKPOINTS = 8  # recurrent states kept, so that a turn computes only what is new
 COMMANDS = {
@@ -51,15 +51,15 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows what else can be typed."""
     need_engine()
+    from stoker.backends.cpu.cache import PAGE_SIZE
     from stoker.cli.conversation import Conversation
     from stoker.engine.config import EngineConfig
-    from stoker.engine.process import EngineProcess
     from stoker.engine.request import AUTO
-    from stoker.engine.spec import EngineSpec
     from stoker.engine.tokenizer import Tokenizer
-    from stoker.model.cache import PAGE_SIZE
-    from stoker.model.config import ModelConfig
-    from stoker.speculate.sampling import Sampling
+    from stoker.engine.worker.process import EngineProcess
+    from stoker.engine.worker.spec import EngineSpec
+    from stoker.sampling.settings import Sampling
+    from stoker.weights.model_config import ModelConfig
 
     directory = checkpoint_at(model)
     choice = DraftChoice.parse(draft)

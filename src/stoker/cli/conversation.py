@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from stoker.engine.request import Depth, Finish, Stats
 from stoker.errors import RequestError
-from stoker.server.parse.reasoning import OPEN, ReasoningSplitter
+from stoker.server.output.reasoning import OPEN, ReasoningSplitter
 
 if TYPE_CHECKING:
-    from stoker.engine.client import EngineClient, Stream
     from stoker.engine.tokenizer import Tokenizer
-    from stoker.speculate.sampling import Sampling
+    from stoker.engine.worker.client import EngineClient, Stream
+    from stoker.sampling.settings import Sampling
 
 
 class Piece(NamedTuple):

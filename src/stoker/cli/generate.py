@@ -14,7 +14,7 @@ from stoker.demo import checkpoint_at
 from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
-    from stoker.model.load import Loaded
+    from stoker.backends.cpu.load import Loaded
 
 
 def generate(
@@ -37,7 +37,7 @@ def generate(
     from stoker.engine.generate import generate as run
     from stoker.engine.request import AUTO
     from stoker.engine.tokenizer import Tokenizer
-    from stoker.speculate.sampling import Sampling
+    from stoker.sampling.settings import Sampling
 
     directory = checkpoint_at(model)
     sampling = Sampling(  # refuses bad numbers before anything is loaded
@@ -87,7 +87,7 @@ def generate(
 
 def load_with_progress(directory: Path) -> "Loaded":
     """The model, with a bar while it loads and its notes after it."""
-    from stoker.model.load import load_model
+    from stoker.backends.cpu.load import load_model
 
     console = error_console()
     with byte_progress(console) as bar:

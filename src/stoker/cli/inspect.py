@@ -13,7 +13,7 @@ from stoker.errors import visible
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from stoker.weights.inspect.report import Inspection
+    from stoker.checkpoint.inspect.report import Inspection
 
 SPARK_GB_PER_S = 273  # of the box most of these checkpoints are built for
 
@@ -27,7 +27,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Say what a checkpoint is, what a step reads of it, and everything that is wrong with it."""
-    from stoker.weights.inspect.report import inspect as look
+    from stoker.checkpoint.inspect.report import inspect as look
 
     directory = checkpoint_at(model)
     report = _verify_with_progress(directory) if verify else look(directory)
@@ -40,7 +40,7 @@ def inspect(
 
 
 def _verify_with_progress(directory: Path) -> "Inspection":
-    from stoker.weights.inspect.report import inspect as look
+    from stoker.checkpoint.inspect.report import inspect as look
 
     with byte_progress(error_console()) as bar:
         task = bar.add_task("verifying", total=None)

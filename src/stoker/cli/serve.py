@@ -16,7 +16,7 @@ from stoker.speculate.choice import FORMS
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stoker.server.plan import Plan
+    from stoker.server.lifecycle.plan import Plan
 
 
 def serve(
@@ -71,9 +71,9 @@ def serve(
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
     from stoker.server.config import ServerConfig
-    from stoker.server.memory import check_device, read_memory
-    from stoker.server.plan import plan_engine
-    from stoker.server.run import serve as run
+    from stoker.server.lifecycle.memory_guard import check_device, read_memory
+    from stoker.server.lifecycle.plan import plan_engine
+    from stoker.server.lifecycle.run import serve as run
 
     directory = checkpoint_at(model)
     config = ServerConfig(

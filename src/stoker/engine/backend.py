@@ -1,4 +1,4 @@
-"""What an engine asks of the device it runs on. The CPU's is `runner.py` with `model/cache.py`; a GPU's is `gpu/`."""
+"""What an engine asks of the device it runs on. `backends/` has the CPU's and the GPU's."""
 
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from stoker.engine.block import Block
 from stoker.engine.flat import Part
 from stoker.engine.outcome import Emitted
-from stoker.speculate.sampler import Row
+from stoker.sampling.sampler import Row
 
 if TYPE_CHECKING:
     from stoker.engine.scheduler import Scheduler

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from stoker.engine.request import Sequence
-from stoker.speculate.mask import first_mask, forced_by, mask_drafts
-from stoker.speculate.sampler import Row
-from stoker.speculate.tokens import Extended
+from stoker.sampling.extended import Extended
+from stoker.sampling.mask import first_mask, forced_by, mask_drafts
+from stoker.sampling.sampler import Row
 
 
 @dataclass(slots=True)

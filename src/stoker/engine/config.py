@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.backends.family import CHUNK
 from stoker.errors import RequestError
-from stoker.model.config import ModelConfig
-from stoker.ops.family import CHUNK
-from stoker.speculate.sampling import Sampling, are_whole
+from stoker.sampling.settings import Sampling, are_whole
+from stoker.weights.model_config import ModelConfig
 
 KV_DTYPES = ("bf16", "fp32", "fp8")
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from itertools import compress
 
+from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.block import Block
 from stoker.engine.request import AUTO, Sequence
-from stoker.model.decoder import Decoder
-from stoker.speculate.depth import DepthController
+from stoker.sampling.mask import RemoteMask, wait_for
+from stoker.speculate.depth.controller import DepthController
+from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.draft import GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
-from stoker.speculate.mask import RemoteMask, wait_for
-from stoker.speculate.reads import step_bytes
 
 MASKS_S = 0.005  # how long a step waits for what grammars say about drafts; later ones cost it the drafts
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.family import CHUNK, Family
 from stoker.engine.backend import Backend, States, StepRunner
 from stoker.engine.block import Block, forced_room
 from stoker.engine.config import EngineConfig, check_request
@@ -25,13 +28,10 @@ from stoker.engine.scheduler import Scheduler
 from stoker.engine.stats import EngineStats, Totals
 from stoker.engine.text import TextStream
 from stoker.errors import RequestError
-from stoker.model.cache import PAGE_SIZE
-from stoker.model.decoder import Decoder
-from stoker.ops.family import CHUNK, Family
+from stoker.sampling.mask import RemoteMask, TokenMask, wait_for
+from stoker.sampling.sampler import Past, Row
+from stoker.sampling.settings import Sampling, are_whole
 from stoker.speculate.drafter import Drafter
-from stoker.speculate.mask import RemoteMask, TokenMask, wait_for
-from stoker.speculate.sampler import Past, Row
-from stoker.speculate.sampling import Sampling, are_whole
 
 # How long a step waits for the next of its grammar masks, which take 0.1 ms or so; later ones miss the step. The second
 # if there is nothing else to do: then only commands wait.

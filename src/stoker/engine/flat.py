@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import Family
 from stoker.engine.request import Sequence as Request
-from stoker.model.batch import Batch
-from stoker.model.cache import PAGE_SIZE
-from stoker.ops.family import Family
 
 
 @dataclass(slots=True)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig, check_request
 from stoker.engine.request import Depth, Stats
-from stoker.model.cache import PAGE_SIZE
-from stoker.model.decoder import Decoder
+from stoker.sampling.mask import TokenMask
+from stoker.sampling.settings import Sampling
 from stoker.speculate.drafter import Drafter
-from stoker.speculate.mask import TokenMask
-from stoker.speculate.sampling import Sampling
 
 BuildDrafter = Callable[[int, int], Drafter | None]  # from pages and slots
 

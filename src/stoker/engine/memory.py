@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.cache import PAGE_SIZE, Cache, KVPages, Snapshots
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
-from stoker.model.cache import PAGE_SIZE, Cache, KVPages, Snapshots
-from stoker.model.config import ModelConfig
-from stoker.model.dflash_config import DFlashConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import ModelConfig
 
 _KV = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
 

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from stoker.engine.block import Block
 from stoker.engine.request import Event, Finish, Sequence, TokenLogprob
+from stoker.sampling.sampler import score
 from stoker.speculate.drafter import accept
-from stoker.speculate.sampler import score
 
 Emitted = list[tuple[Sequence, Event]]
 SCORED_ROWS = 16  # of a prompt whose logits are held at a time: they are large

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from stoker.engine.prefix import Chain, Key, Stretches
+from stoker.backends.family import Family
+from stoker.engine.prefix_cache import Chain, Key, Stretches
 from stoker.engine.text import TextStream
 from stoker.errors import CheckpointError, RequestError, StokerError
-from stoker.ops.family import Family
-from stoker.speculate.mask import TokenMask
-from stoker.speculate.sampler import Past
-from stoker.speculate.sampling import Sampling
-from stoker.speculate.tokens import Extended
+from stoker.sampling.extended import Extended
+from stoker.sampling.mask import TokenMask
+from stoker.sampling.sampler import Past
+from stoker.sampling.settings import Sampling
 
 AUTO: Literal["auto"] = "auto"  # a depth that the depth controller chooses anew each step
 Depth = int | Literal["auto"]

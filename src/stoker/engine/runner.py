@@ -6,18 +6,18 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.cache import Cache
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.experts import SparseMlp
+from stoker.backends.family import Family
 from stoker.engine.block import Block
 from stoker.engine.flat import Part, flat_batch
 from stoker.engine.outcome import Emitted, emit, following, score_prompt, settle
 from stoker.engine.request import Sequence
 from stoker.engine.scheduler import Scheduler
-from stoker.model.batch import Batch
-from stoker.model.cache import Cache
-from stoker.model.decoder import Decoder
-from stoker.model.experts import SparseMlp
-from stoker.ops.family import Family
+from stoker.sampling.sampler import Row, choose
 from stoker.speculate.drafter import Drafter
-from stoker.speculate.sampler import Row, choose
 
 COUNT_EVERY = 5  # steps: looking at what all layers chose takes a hundredth of one
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import torch
 
+from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
 from stoker.engine.backend import States
 from stoker.engine.config import EngineConfig
 from stoker.engine.memory import discard, tensor_bytes
 from stoker.engine.pages import Pool
-from stoker.engine.prefix import PrefixCache, clip, floor
+from stoker.engine.prefix_cache import PrefixCache, clip, floor
 from stoker.engine.request import Sequence
-from stoker.model.cache import PAGE_SIZE, KVPages
 from stoker.speculate.drafter import Drafter
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.engine.request import Finish, Stats
 from stoker.engine.scheduler import Scheduler
-from stoker.speculate.depth import DepthController
+from stoker.speculate.depth.controller import DepthController
 
 
 @dataclass

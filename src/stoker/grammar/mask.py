@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stoker.errors import RequestError
 from stoker.grammar.processes import Child, Crashed, ForkServer
-from stoker.speculate.mask import RemoteMask
+from stoker.sampling.mask import RemoteMask
 
 if TYPE_CHECKING:
     from stoker.server.grammar import Grammar

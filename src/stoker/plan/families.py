@@ -6,9 +6,8 @@ which only the size is known is counted from that.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.model.config import FAMILIES, FULL, LINEAR
-from stoker.model.fields import Fields
 from stoker.plan.shapes import FEEDING, SLIDING, Model, Weight, from_config
+from stoker.weights.config_fields import Fields
 from stoker.weights.groups import (
     ATTENTION,
     DELTANET,
@@ -21,6 +20,7 @@ from stoker.weights.groups import (
     SHARED,
     group_of,
 )
+from stoker.weights.model_config import FAMILIES, FULL, LINEAR
 
 NORMS = group_of("norm.weight")
 TYPICAL_LAYERS = 40

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from stoker.errors import RequestError
-from stoker.model.config import LINEAR
 from stoker.plan.catalog import GIB, Box, read
 from stoker.plan.reads import DFLASH, MTP_DRAFT, Draft
 from stoker.plan.shapes import Model
 from stoker.plan.vllm_pool import Pool, pool_of
 from stoker.plan.weigh import Weighed
 from stoker.weights.groups import MTP, VISION
+from stoker.weights.model_config import LINEAR
 
 KV_ITEM = {"bf16": 2.0, "fp8": 1.0}
 PAGE = 64  # tokens of a page of Stoker's cache

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.model.config import FAMILIES, FULL, LINEAR, DeltaConfig, ModelConfig
-from stoker.model.fields import Fields
+from stoker.weights.config_fields import Fields
 from stoker.weights.expected import expected_parameters
 from stoker.weights.groups import (
     ATTENTION,
@@ -27,6 +26,7 @@ from stoker.weights.groups import (
     SHARED,
     group_of,
 )
+from stoker.weights.model_config import FAMILIES, FULL, LINEAR, DeltaConfig, ModelConfig
 
 SLIDING = "sliding_attention"
 GPT_OSS = "gpt_oss"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import exp, log, sqrt
 
-from stoker.model.config import FULL
 from stoker.plan.catalog import Box, read
 from stoker.plan.evidence import MIXED, PROSE
 from stoker.plan.formats import GGUF
@@ -22,6 +21,7 @@ from stoker.plan.reads import DFLASH, Draft, StepReads, step_reads
 from stoker.plan.shapes import Model
 from stoker.plan.weigh import Weighed
 from stoker.weights.groups import DENSE, HEAD, ROUTED
+from stoker.weights.model_config import FULL
 
 BEST_EFFICIENCY = 0.97  # of the bandwidth on paper; nothing measured exceeds it
 BY_LAYERS = ("llama.cpp", "ollama")  # several cards take turns, each with its layers; others read at the same time

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from stoker.errors import RequestError
-from stoker.model.config import FULL, LINEAR
 from stoker.plan.shapes import SLIDING, Model
+from stoker.weights.model_config import FULL, LINEAR
 
 KERNEL_BLOCK = 16  # attention blocks are multiples of this many tokens
 CLOSE = 1.5  # kinds whose numbers of layers differ less than this are padded to the larger

@@ -84,7 +84,7 @@ def format_of(weight: Weight, scheme: Scheme) -> str:
 
 def weigh_checkpoint(model: Model, directory: Path) -> Weighed:
     """From the headers of a checkpoint on this machine, as `stoker inspect` counts them."""
-    from stoker.weights.inspect.report import inspect
+    from stoker.checkpoint.inspect.report import inspect
 
     report = inspect(directory)
     if not report.groups:

@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import stoker
-from stoker.server.api import about, chat, completions, messages, page, responses
 from stoker.server.bodies import invalid
+from stoker.server.endpoints import chat, completions, messages, page, responses
+from stoker.server.endpoints import models as about
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
-from stoker.server.service import Service
+from stoker.server.lifecycle.service import Service
 from stoker.server.streaming import ClientGone, JsonResponse
 
 log = logging.getLogger("stoker.server")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stoker.server.parse.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from stoker.server.output.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 Kind = Literal["reasoning", "text", "call"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.server.errors import ApiError
-from stoker.server.parse.reasoning import CLOSE, OPEN
+from stoker.server.output.reasoning import CLOSE, OPEN
 
 END = "f3a91c7e5d024b68"  # stands where the message ends; templates trim white space, but not this
 EMPTY_THOUGHT = re.compile(rf"{OPEN}\s*{CLOSE}\s*\Z")

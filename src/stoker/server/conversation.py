@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.server.errors import ApiError
-from stoker.server.parse.tags import TOOL_NAME
-from stoker.server.protocol.chat import ChatMessage, Tool
+from stoker.server.output.tags import TOOL_NAME
+from stoker.server.schemas.chat import ChatMessage, Tool
 from stoker.server.served import check_text
 
 MOST_TOOLS = 1024

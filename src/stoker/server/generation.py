@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stoker.engine.client import Stream
 from stoker.engine.request import Event, Finish, Stats, TokenLogprob
+from stoker.engine.worker.client import Stream
 from stoker.errors import RequestError, StokerError
+from stoker.sampling.settings import Sampling
 from stoker.server.errors import TimedOut, api_error
-from stoker.server.parse.answer import AnswerParser
-from stoker.server.parse.pieces import Content, Piece
+from stoker.server.output.answer import AnswerParser
+from stoker.server.output.pieces import Content, Piece
 from stoker.server.served import ServedModel
-from stoker.speculate.sampling import Sampling
 
 if TYPE_CHECKING:
+    from stoker.sampling.mask import TokenMask
     from stoker.server.metrics import Metrics
-    from stoker.speculate.mask import TokenMask
 
 log = logging.getLogger("stoker.server")
 

@@ -4,10 +4,10 @@ import secrets
 from dataclasses import replace
 
 from stoker.errors import RequestError
+from stoker.sampling.settings import Sampling
 from stoker.server.errors import ApiError, api_error
-from stoker.server.protocol.common import Sampled
+from stoker.server.schemas.common import Sampled
 from stoker.server.served import SAMPLED, ServedModel
-from stoker.speculate.sampling import Sampling
 
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 1024  # stop strings, and characters of one

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.chat_template import Refused
-from stoker.engine.prefix import message_boundaries
+from stoker.engine.prefix_cache import message_boundaries
 from stoker.engine.text import TextStream
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import ConfigError, StokerError, TokenizerError
-from stoker.model.config import ModelConfig
 from stoker.sandbox import Busy
 from stoker.server.continued import open_ended
 from stoker.server.errors import RETRY_S, ApiError
-from stoker.server.parse.reasoning import OPEN
+from stoker.server.output.reasoning import OPEN
 from stoker.weights.json_file import read_json
+from stoker.weights.model_config import ModelConfig
 
 MESSAGE_START = "<|im_start|>"
 # what the server itself tells the template

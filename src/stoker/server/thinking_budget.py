@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
-from stoker.speculate.mask import RemoteMask, TokenMask
+from stoker.sampling.mask import RemoteMask, TokenMask
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from stoker.server.parse.schemas import ALL, kind_of, mapped, parameter_types, target, value_types
-from stoker.server.parse.tags import VALUE_ENDS
+from stoker.server.output.schemas import ALL, kind_of, mapped, parameter_types, target, value_types
+from stoker.server.output.tags import VALUE_ENDS
 from stoker.server.text_rules import ANY, ANY_RULE, TextRules, Unheld, literal, regex, whole_pattern
 
 # At most that much white space between two parts of a JSON text: enough to indent, and no model can get lost in it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from stoker.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
-    from stoker.model.decoder import Decoder
+    from stoker.backends.cpu.decoder import Decoder
     from stoker.speculate.drafter import Drafter
 
 FORMS = "none, auto, or mtp:K, dflash:K, lookup:K, lookup+mtp:K or lookup+dflash:K with a number or auto for K"
@@ -118,8 +118,8 @@ class DraftChoice:
             from stoker.speculate.phrases import Phrases
 
             return LookupDrafter(depth, Phrases.beside(directory, model.config.vocab_size))
-        from stoker.speculate.head import HeadChoice
-        from stoker.speculate.lowbit import lower_all
+        from stoker.speculate.draft_head import HeadChoice
+        from stoker.speculate.low_bits import lower_all
 
         head = HeadChoice(self.vocab, self.head)
         postpone = POSTPONE if self.adaptive else 0
@@ -130,7 +130,7 @@ class DraftChoice:
             if self.weights:
                 lower_all(model.mtp, self.weights)
             return MtpDrafter(model, pages, slots, depth, head, postpone)
-        from stoker.model.load import load_drafter
+        from stoker.backends.cpu.load import load_drafter
         from stoker.speculate.dflash import DFlashDrafter
 
         folder = directory / DRAFTER_FOLDER

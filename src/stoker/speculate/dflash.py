@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE, KVPages
-from stoker.model.decoder import Decoder
-from stoker.model.dflash import DFlash
-from stoker.ops.family import Family
-from stoker.speculate.cost import DraftCost
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.family import Family
+from stoker.speculate.depth.cost import DraftCost
+from stoker.speculate.depth.reads import read_bytes
 from stoker.speculate.draft import Draft, GoOn
+from stoker.speculate.draft_head import DraftHead, HeadChoice, draft_row
 from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.head import DraftHead, HeadChoice, draft_row
 from stoker.speculate.postpone import Waiting
-from stoker.speculate.reads import read_bytes
 
 SOURCE = "dflash"
 

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stoker.model.batch import Batch
-from stoker.speculate.cost import DraftCost
+from stoker.backends.cpu.batch import Batch
+from stoker.sampling.sampler import Past
+from stoker.sampling.settings import Sampling
+from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.sampler import Past
-from stoker.speculate.sampling import Sampling
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from stoker.model.batch import Batch
-from stoker.speculate.cost import DraftCost
+from stoker.backends.cpu.batch import Batch
+from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
 from stoker.speculate.phrases import Phrases

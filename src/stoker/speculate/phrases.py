@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import PHRASES
-from stoker.weights.header import read_header
+from stoker.weights.headers import read_header
 
 VERSION = 1
 LONGEST = 8  # tokens of a context

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.model.batch import Batch, Run
-from stoker.model.cache import PAGE_SIZE
-from stoker.ops.family import Family
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import Family
 
 ROWS = 128  # of one pass in the step family
 

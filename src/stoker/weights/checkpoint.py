@@ -13,7 +13,7 @@ from stoker.errors import CheckpointError
 from stoker.weights.files import INDEX, PHRASES, scan
 from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.formats.rules import FormatTable, formats_in
-from stoker.weights.header import TensorInfo
+from stoker.weights.headers import TensorInfo
 from stoker.weights.json_file import read_json
 from stoker.weights.problems import refuse_errors
 

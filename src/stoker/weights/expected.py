@@ -7,7 +7,7 @@ experts fused. `single_experts` gives the other form they are published in.
 from collections.abc import Iterator
 from math import prod
 
-from stoker.model.config import FULL, ModelConfig
+from stoker.weights.model_config import FULL, ModelConfig
 
 Shape = tuple[int, ...]
 

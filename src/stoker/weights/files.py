@@ -13,7 +13,7 @@ from typing import Any
 from stoker.errors import CheckpointError, StokerError, brief
 from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.groups import MTP, group_of
-from stoker.weights.header import Reads, TensorInfo, scan_header
+from stoker.weights.headers import Reads, TensorInfo, scan_header
 from stoker.weights.json_file import KINDS, MAX_JSON, read_json
 from stoker.weights.problems import Problem, count
 

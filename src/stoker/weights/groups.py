@@ -1,6 +1,6 @@
 """Which part of the network a tensor belongs to, by its published name. No torch."""
 
-from stoker.weights.names import MTP_PREFIX, VISION_PREFIXES
+from stoker.weights.resolve import MTP_PREFIX, VISION_PREFIXES
 
 ROUTED, SHARED, ROUTER = "routed experts", "shared experts", "router"
 ATTENTION, DELTANET, DENSE = "attention", "DeltaNet", "dense MLP"

@@ -14,16 +14,16 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu_decode import WARM_UP
-from benchmarks.gpu_weights import CODE_RMS, QWEN_122B, SHAPES, SHIFT, TINY
+from benchmarks.gpu.decode import WARM_UP
+from benchmarks.gpu.weights import CODE_RMS, QWEN_122B, SHAPES, SHIFT, TINY
 from benchmarks.peers.beside import compare, print_beside
 from benchmarks.peers.vllm_config import text_config
 from benchmarks.peers.vllm_measure import Bench, decode_run, prefill_run, random_prompts
 from benchmarks.peers.vllm_worker import ExpertCount, fill
 
 from benchmarks.peers import vllm
-from stoker.model.config import ModelConfig
-from stoker.ops.packed import Kind
+from stoker.backends.gpu.packed import Kind
+from stoker.weights.model_config import ModelConfig
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 from stoker.weights.formats.plain import Plain
 from stoker.weights.formats.rules import format_of
-from tests.weights.situations import fp8_row, pack_quantized
+from tests.support.situations import fp8_row, pack_quantized
 
 
 def weight(*shape: int) -> torch.Tensor:

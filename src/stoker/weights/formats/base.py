@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stoker.errors import CheckpointError
 from stoker.weights.formats.layout import Check, Layout, Parts, Shape
-from stoker.weights.read import DTYPES
+from stoker.weights.reader import DTYPES
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # as safetensors headers spell them
 # Scales are divisors while quantising, so a group, row or block of zeros needs one that is not zero.

@@ -14,7 +14,7 @@ from stoker.errors import CheckpointError
 from stoker.weights.formats import FORMATS
 from stoker.weights.formats.layout import FP8_BLOCK, PLAIN_FORMATS, SUFFIXES, Parts, Shape, UnreadFormat, identify
 from stoker.weights.formats.quant_config import PLAIN, Expectation, Rules, rules_of
-from stoker.weights.header import ITEM_SIZES
+from stoker.weights.headers import ITEM_SIZES
 
 Header = Mapping[str, tuple[str, Shape]]  # tensor name -> (dtype, shape)
 

@@ -1,0 +1,74 @@
+"""Mixture of experts with an optional shared expert behind a sigmoid gate."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stoker.backends.cpu.modules import DenseMlp, FusedGates, Linear, parameter
+from stoker.backends.cpu.ops.elementwise import sigmoid
+from stoker.backends.cpu.ops.experts import route, routed_experts
+from stoker.backends.cpu.ops.linear import Weight
+from stoker.backends.family import Family
+from stoker.weights.model_config import MoeConfig
+
+
+class Experts(nn.Module):
+    """Routed experts, fused: gate_up_proj [E, 2I, H] with the gate rows first, down_proj [E, H, I]."""
+
+    gate_up_proj: Weight
+    down_proj: Weight
+
+    def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = parameter(moe.num_experts, 2 * moe.intermediate_size, hidden_size)
+        self.down_proj = parameter(moe.num_experts, hidden_size, moe.intermediate_size)
+
+
+class StepKernel(Protocol):
+    """Routed experts and the shared one in one go."""
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, gate: Tensor | None) -> Tensor:
+        """`gate` [T, 1] is the shared expert's, before its sigmoid."""
+
+
+class Steps:
+    """Holds a kernel made from the experts' weights. While there is one, steps use it."""
+
+    def __init__(self, *linears: Linear) -> None:
+        self.kernel: StepKernel | None = None
+        for part in linears:
+            part.users.append(self)
+
+    def unpack(self) -> None:
+        self.kernel = None
+
+
+class SparseMlp(nn.Module):
+    def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
+        super().__init__()
+        self.moe = moe
+        self.routed: Tensor | None = None  # [T, top_k] experts of the last forward, for whoever counts them
+        self.gate = Linear(hidden_size, moe.num_experts)
+        self.experts = Experts(hidden_size, moe)
+        self.routing, self.steps = FusedGates(self.gate), Steps()
+        if moe.shared_intermediate_size:
+            self.shared_expert = DenseMlp(hidden_size, moe.shared_intermediate_size)
+            self.shared_expert_gate = Linear(hidden_size, 1)
+            self.routing = FusedGates(self.gate, self.shared_expert_gate)
+            shared = self.shared_expert
+            self.steps = Steps(shared.gate_proj, shared.up_proj, shared.down_proj)
+
+    def forward(self, x: Tensor, family: Family) -> Tensor:
+        """-> [T, H] fp32."""
+        moe, kernel = self.moe, self.steps.kernel
+        logits = self.routing.joined(x, family)  # [T, E], and the shared expert's gate behind
+        chosen, weights = route(logits.narrow(1, 0, moe.num_experts), moe.top_k, moe.renormalize)
+        self.routed = chosen
+        gate = logits.narrow(1, moe.num_experts, 1) if moe.shared_intermediate_size else None
+        if kernel is not None and family is Family.STEP:
+            return kernel(x, chosen, weights, gate)
+        out = routed_experts(x, chosen, weights, self.experts.gate_up_proj, self.experts.down_proj, family)
+        if gate is not None:
+            out = torch.addcmul(out, self.shared_expert(x, family), sigmoid(gate))
+        return out

@@ -1,0 +1,117 @@
+"""Projections and norms as modules: they own parameters and call the ops."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stoker.backends.cpu.kernels.packed import Packed
+from stoker.backends.cpu.ops.elementwise import silu
+from stoker.backends.cpu.ops.linear import Weight, as_tensor, gate_linear, linear
+from stoker.backends.cpu.ops.norm import scaled_rms_norm, twice
+from stoker.backends.family import Family
+
+
+def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """An inference parameter, uninitialised; `dtype` overrides the model's own where the facts demand fp32."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+
+
+class Packable(Protocol):
+    """What is packed from weights, and must not be used once one of them is replaced."""
+
+    def unpack(self) -> None: ...
+
+
+class Linear(nn.Module):
+    """x @ W^T without bias; weight [out, in], plain or in a storage format. A module computes it through `Fused`."""
+
+    weight: Weight
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.users: list[Packable] = []
+        self.weight = parameter(out_features, in_features)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A new weight ends the use of what was packed from the old one."""
+        super().__setattr__(name, value)
+        if name == "weight":
+            for user in self.users:
+                user.unpack()
+
+
+class Fused:
+    """Projections of the same input. Once packed, one product serves them all."""
+
+    precise = False
+
+    def __init__(self, *linears: Linear) -> None:
+        self._linears = linears
+        self.packed: Packed | None = None
+        for part in linears:
+            part.users.append(self)
+
+    def __call__(self, x: Tensor, family: Family, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+        """[T, out] of each, in `dtype` or that of x."""
+        packed = self.packed
+        if packed is None:
+            return tuple(linear(x, part.weight, family, dtype) for part in self._linears)
+        out = linear(x, packed, family, dtype)
+        return out.split_with_sizes(packed.sizes, dim=-1) if len(packed.sizes) > 1 else (out,)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(part.weight for part in self._linears)
+
+    def pack(self, how: Callable[..., Packed]) -> None:
+        """The weights as they are now. When one is replaced they are computed one by one, until packed anew."""
+        self.packed = how(*self.weights, precise=self.precise)
+
+    def unpack(self) -> None:
+        self.packed = None
+
+
+class FusedGates(Fused):
+    """Routers and gates, side by side in fp32, with zeros behind."""
+
+    precise = True
+
+    def joined(self, x: Tensor, family: Family) -> Tensor:
+        weight = self.packed or torch.cat([as_tensor(weight).float() for weight in self.weights])
+        return gate_linear(x, weight, family)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float, offset: bool) -> None:
+        super().__init__()
+        self.weight = parameter(size)
+        self.eps, self.offset = eps, offset
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def scale(self) -> Tensor:
+        """What is multiplied with, in fp32, the offset added, twice in a row [2 D]; made once."""
+        if self._kept is None or self._kept[0] is not self.weight:
+            scale = 1.0 + self.weight.float() if self.offset else self.weight.float()
+            self._kept = self.weight, twice(scale)
+        return self._kept[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_rms_norm(x, self.scale(), self.eps)
+
+
+class DenseMlp(nn.Module):
+    """down(silu(gate x) * (up x)): dense layers, shared experts, drafter layers."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, intermediate_size)
+        self.up_proj = Linear(hidden_size, intermediate_size)
+        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.inputs, self.outputs = Fused(self.gate_proj, self.up_proj), Fused(self.down_proj)
+
+    def forward(self, x: Tensor, family: Family) -> Tensor:
+        """-> [T, H] fp32."""
+        gate, up = self.inputs(x, family, torch.float32)
+        return self.outputs((silu(gate) * up).to(x.dtype), family, torch.float32)[0]

@@ -1,0 +1,317 @@
+"""Packing a model's weights for the CPU backend, once, after loading: which form each weight takes.
+
+Steps of a small model use compiled kernels, for which weights lie in blocks. Elsewhere INT4 stays INT4, INT8 codes and
+small matrices become fp16, larger ones bf16, as the sum of two numbers where one does not hold the value (FP8 with its
+scale). Where the processor multiplies bf16 itself, whatever has many rows is bf16: prompts, if bf16 holds the values of
+a small model, and without compiled kernels a DFlash drafter, whose rounding changes guesses and never the output.
+Otherwise values are those of the checkpoint, always. A form whose rows are not independent on this machine is not used.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.cpu.experts import Experts, SparseMlp
+from stoker.backends.cpu.kernels import attention, kernels  # noqa: F401  (registers the operations)
+from stoker.backends.cpu.kernels.check import (
+    COUNTS,
+    EVERY_COUNT,
+    cancelling_codes,
+    cancelling_rows,
+    cancelling_weight,
+    random_rows,
+    rows_independent,
+)
+from stoker.backends.cpu.kernels.enable import compiled_kernels, in_use
+from stoker.backends.cpu.kernels.packed import Packed, PackedExperts, unpacked, weight_bytes
+from stoker.backends.cpu.kernels.product import (
+    Bf16Product,
+    Fp16Product,
+    Int4Product,
+    Product,
+    SmallProduct,
+    TiledProduct,
+)
+from stoker.backends.cpu.modules import Fused, Linear
+from stoker.backends.cpu.ops.linear import Weight, as_tensor
+from stoker.weights.formats.int4 import Int4, unpack_nibbles
+from stoker.weights.formats.int8 import Int8Row
+from stoker.weights.formats.joined import Joined
+from stoker.weights.reader import Progress
+
+SMALL = 32  # outputs up to which every row is multiplied by itself
+INT4_OUTPUTS = 64  # outputs of one block of the int4 kernel
+FEW_EXPERTS = 32  # that are computed all at once
+CACHED = 1 << 17  # values of a matrix that stays in a core's cache while it is multiplied
+
+SMALL_MODEL = 1 << 28  # bytes, as stored, of a model whose weights may be kept twice
+
+_held: dict[tuple[str, int, int], bool] = {}  # (kind, out, in) -> rows are independent
+
+
+def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
+    """Packs every projection and expert of a bf16 network in host memory, in place. Weights that were replaced since
+    the last time are packed again."""
+    small = sum(nbytes for nbytes, _ in _jobs(module, pack, False)) <= SMALL_MODEL
+    # a drafting network takes what its trunk has switched on: kernels it added would change the trunk's rounding
+    compiled = small and (compiled_kernels() if isinstance(module, Decoder) else in_use())
+    how: Callable[..., Packed] = partial(pack, twice=small and _fast_bf16(), blocks=compiled)
+    if _fast_bf16() and isinstance(module, DFlash) and not compiled:
+        how = pack_rounded
+    jobs = list(_jobs(module, how, wide=compiled and _fast_bf16()))
+    if compiled:
+        jobs += _compiled_jobs(module)
+    done, total = 0, sum(nbytes for nbytes, _ in jobs)
+    for nbytes, job in jobs:
+        job()
+        done += nbytes
+        if progress:
+            progress(done, total)
+
+
+def _jobs(module: nn.Module, how: Callable[..., Packed], wide: bool) -> Iterator[tuple[int, Callable[[], None]]]:
+    """What there is to pack, with the bytes of its weights; `wide` experts serve prompts only."""
+    for part in module.modules():
+        if isinstance(part, Experts):
+            yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part, wide)
+        elif isinstance(part, Decoder):
+            yield _bytes(part.lm_head.weight), partial(_replace, part.lm_head, how)
+        for fused in vars(part).values():
+            if isinstance(fused, Fused):
+                yield _bytes(*fused.weights), partial(fused.pack, how)
+
+
+def _compiled_jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]]:
+    for part in module.modules():
+        if isinstance(part, SparseMlp):
+            yield _bytes(part.experts.gate_up_proj, part.experts.down_proj), partial(_lay_out, part)
+
+
+def _lay_out(mlp: SparseMlp) -> None:
+    """The experts as the compiled kernel takes them, where it does."""
+    from stoker.backends.cpu.kernels.experts import StepExperts
+
+    gate_up, down = (_parts(unpacked(weight)) for weight in (mlp.experts.gate_up_proj, mlp.experts.down_proj))
+    shared = None
+    if mlp.moe.shared_intermediate_size:
+        own = mlp.shared_expert
+        shared = own.gate_proj.weight, own.up_proj.weight, own.down_proj.weight
+    mlp.steps.kernel = StepExperts.of(gate_up, down, shared)
+
+
+def _replace(projection: Linear, how: Callable[..., Packed]) -> None:
+    """The weight itself in packed form, where others than its module multiply with it."""
+    packed = how(projection.weight)
+    del projection.weight  # a parameter's place takes nothing else
+    projection.weight = packed
+
+
+def _replace_experts(experts: Experts, wide: bool) -> None:
+    gate_up, down = pack_experts(unpacked(experts.gate_up_proj), unpacked(experts.down_proj), wide)
+    del experts.gate_up_proj, experts.down_proj
+    experts.gate_up_proj, experts.down_proj = gate_up, down
+
+
+def _bytes(*weights: Weight) -> int:
+    return sum(weight_bytes(weight) for weight in weights)
+
+
+def pack(*weights: Weight, precise: bool = False, twice: bool = False, blocks: bool = False) -> Packed:
+    """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16. `twice`: a
+    second product is made for prompts, if bf16 holds the values. `blocks`: by the compiled kernel, if it takes them."""
+    weights = tuple(unpacked(weight) for weight in weights)
+    compiled = _blocks_product(weights) if blocks and not precise else None
+    product, many = compiled or _product(weights, precise), None
+    if twice and None not in (part for weight in weights for part in _int4_parts(weight)):
+        many = _exact_product(torch.cat([as_tensor(weight) for weight in weights]))
+    return Packed(weights, tuple(_outputs(weight) for weight in weights), product, many, compiled is not None)
+
+
+def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
+    """The same, rounded to bf16."""
+    weights = tuple(unpacked(weight) for weight in weights)
+    found = _bf16_product(torch.cat([as_tensor(weight) for weight in weights]).bfloat16())
+    if precise or found is None:
+        return pack(*weights, precise=precise)
+    return Packed(weights, tuple(_outputs(weight) for weight in weights), found)
+
+
+def pack_experts(gate_up: Weight, down: Weight, wide: bool = False) -> tuple[PackedExperts, PackedExperts]:
+    """gate_up [E, 2I, H] and down [E, H, I]; `wide`: in bf16 if that holds the values."""
+    count, width = _experts(down), _inputs(down)
+    if count > FEW_EXPERTS:
+        return (
+            PackedExperts(gate_up, count, tuple(_product((gate_up[e],)) for e in range(count))),
+            PackedExperts(down, count, tuple(_product((down[e],)) for e in range(count))),
+        )
+
+    def gates_first(x: Tensor) -> Tensor:
+        """[E, 2I, ...] -> [2 * E * I, ...]: all gates, then all ups."""
+        return x.unflatten(1, (2, width)).transpose(0, 1).flatten(0, 2)
+
+    def side_by_side(x: Tensor) -> Tensor:
+        """[E, H, n] -> [H, E * n]"""
+        return x.transpose(0, 1).flatten(1)
+
+    return (
+        PackedExperts(gate_up, count, (_joined(gate_up, gates_first, wide),)),
+        PackedExperts(down, count, (_joined(down, side_by_side, wide),)),
+    )
+
+
+def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor], wide: bool) -> Product:
+    """All experts as one matrix, arranged from [E, out, in]."""
+    if wide and (found := _exact_product(arrange(as_tensor(weight)))) is not None:
+        return found
+    int4 = [part for part in _int4_parts(weight) if part is not None]
+    if len(int4) == len(_int4_parts(weight)) and len({part.group for part in int4}) == 1:
+        codes = torch.cat([unpack_nibbles(part.qweight).transpose(1, 2) for part in int4], dim=1).int()
+        steps = torch.cat([part.scales.transpose(1, 2) for part in int4], dim=1).float()  # [E, out, groups]
+        found = _int4_product(arrange(codes), arrange(steps).t())
+        if found is not None:
+            return found
+    return _dense_product(arrange(as_tensor(weight)))
+
+
+def _product(weights: tuple[Weight, ...], precise: bool = False) -> Product:
+    if precise:
+        return _dense_product(torch.cat([as_tensor(weight) for weight in weights]), precise=True)
+    int4 = [part for weight in weights for part in _int4_parts(weight)]
+    whole = [part for part in int4 if part is not None]
+    if len(whole) == len(int4) and len({part.group for part in whole}) == 1:
+        codes = torch.cat([unpack_nibbles(part.qweight).t() for part in whole]).int()
+        found = _int4_product(codes, torch.cat([part.scales for part in whole], dim=1).float())
+        if found is not None:
+            return found
+    if len(weights) == 1 and isinstance(weights[0], Int8Row):
+        return _dense_product(weights[0].weight, weights[0].weight_scale.float().reshape(-1))
+    return _dense_product(torch.cat([as_tensor(weight) for weight in weights]))
+
+
+def _blocks_product(weights: tuple[Weight, ...]) -> Product | None:
+    from stoker.backends.cpu.kernels.dense import BlockProduct
+    from stoker.backends.cpu.kernels.pairs import Blocks
+
+    found = Blocks.of(*(part for weight in weights for part in _parts(weight)))
+    if found is None:
+        return None
+    return _if_held(f"blocks of {found.kind}", found.outputs, found.inputs, BlockProduct(found))
+
+
+def _int4_product(codes: Tensor, scales: Tensor) -> Product | None:
+    """codes [out, in] int32, scales [groups, out] fp32; None where the kernel cannot take them or does not hold."""
+    outputs, inputs = codes.shape
+    if outputs % INT4_OUTPUTS:
+        return None
+    try:
+        product = Int4Product.of(codes, scales.contiguous())
+
+        def trial(width: int) -> Product:
+            return Int4Product.of(cancelling_codes(outputs, width), torch.ones(width // product.group, outputs))
+
+        return _if_held(f"int4 by {product.group}", outputs, inputs, product, trial)
+    except (AttributeError, RuntimeError):  # an internal operation of torch, which not every build has
+        return None
+
+
+def _dense_product(dense: Tensor, row_scale: Tensor | None = None, precise: bool = False) -> Product:
+    """The fastest product that holds for a plain [out, in] weight, or for INT8 codes with a scale per row."""
+    outputs, inputs = dense.shape
+    found: Product | None = None
+    if outputs <= SMALL and row_scale is None:
+        found = _if_held("small", outputs, inputs, SmallProduct.of(dense))
+    if found is None and (dense.numel() <= CACHED or row_scale is not None or precise) and _fp16_is_there():
+        found = _if_held("fp16", outputs, inputs, Fp16Product.of(dense.float(), row_scale))
+    if found is None and row_scale is None and not precise and _sum_of_two(dense):
+        found = _bf16_product(dense)
+    return found or TiledProduct(dense.float() if row_scale is None else dense.float() * row_scale[:, None])
+
+
+def _exact_product(dense: Tensor) -> Product | None:
+    """In bf16, if that holds every value."""
+    return _bf16_product(dense) if torch.equal(dense.bfloat16().float(), dense.float()) else None
+
+
+def _bf16_product(dense: Tensor) -> Product | None:
+    if not _bf16_is_there():
+        return None
+    outputs, inputs = dense.shape
+
+    def trial(width: int) -> Product:
+        return Bf16Product.of(cancelling_weight(outputs, width))
+
+    return _if_held("bf16", outputs, inputs, Bf16Product.of(dense), trial, EVERY_COUNT)
+
+
+def _if_held(
+    kind: str,
+    outputs: int,
+    inputs: int,
+    product: Product | None,
+    trial: Callable[[int], Product] | None = None,
+    counts: Sequence[int] = COUNTS,
+) -> Product | None:
+    """The product, if there is one and its rows are independent for this shape on this machine. `trial` makes one that
+    shows it better, for a kernel that rounds its sums; it is told how many inputs the kernel has."""
+    if product is None:
+        return None
+    width = inputs * getattr(product, "copies", 1)
+    key = (kind, outputs, width)
+    if key not in _held:
+        _held[key] = (
+            rows_independent(trial(width), cancelling_rows(width), counts)
+            if trial
+            else rows_independent(product, random_rows(inputs), counts)
+        )
+    return product if _held[key] else None
+
+
+def _parts(weight: Weight) -> list[Weight]:
+    return list(weight.parts) if isinstance(weight, Joined) else [weight]
+
+
+def _int4_parts(weight: Weight) -> list[Int4 | None]:
+    return [part if isinstance(part, Int4) else None for part in _parts(weight)]
+
+
+def _outputs(weight: Weight) -> int:
+    return sum(part.shape[-2] for part in weight.parts) if isinstance(weight, Joined) else int(weight.shape[-2])  # type: ignore[union-attr]
+
+
+def _inputs(weight: Weight) -> int:
+    return int((weight.parts[0] if isinstance(weight, Joined) else weight).shape[-1])  # type: ignore[union-attr]
+
+
+def _experts(weight: Weight) -> int:
+    return int((weight.parts[0] if isinstance(weight, Joined) else weight).shape[0])  # type: ignore[union-attr]
+
+
+def _sum_of_two(dense: Tensor) -> bool:
+    """Whether two bf16 numbers hold every value: they do for INT8 codes, and for FP8 with 16-bit scales."""
+    high = dense.bfloat16().float()
+    low = (dense.float() - high).bfloat16().float()
+    return bool((high + low == dense).all())
+
+
+@lru_cache
+def _fast_bf16() -> bool:
+    """Whether the processor multiplies bf16 itself."""
+    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return _bf16_is_there() and any(ask is not None and ask() for ask in asked)
+
+
+@lru_cache
+def _bf16_is_there() -> bool:
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@lru_cache
+def _fp16_is_there() -> bool:
+    """fbgemm is in torch's x86 builds only."""
+    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
+        torch.ops.quantized, "linear_dynamic_fp16"
+    )

@@ -1,0 +1,121 @@
+"""Bytes of an engine on the GPU, counted before there is one: its own constructors, on tensors without memory.
+
+Nothing here knows a size, so a plan cannot drift from what is allocated. Only what CUDA takes beside tensors is
+assumed, and says so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.cpu.load import load_model
+from stoker.backends.gpu.build import gpu_backend
+from stoker.backends.gpu.drafters import DFlashDrafter
+from stoker.backends.gpu.graphs import Download, Upload
+from stoker.backends.gpu.runner import GpuBackend, GpuRunner
+from stoker.engine.config import EngineConfig
+from stoker.engine.memory import UnitBytes
+from stoker.engine.scheduler import Scheduler
+from stoker.speculate.choice import DraftChoice
+
+CONTEXT = 512 << 20  # CUDA's own, and compiled kernels
+GRAPH = 4 << 20  # a recorded graph of some hundred launches
+MOMENTARY = 4  # tensors of the size of the logits that sampling and confidences make for a moment
+
+
+@dataclass(frozen=True)
+class GpuBytes:
+    """Of an engine of these sizes. All but the last are counted."""
+
+    sizes: EngineConfig
+    weights: int  # packed; those of a drafting network too
+    pages: int  # keys and values
+    drafter_pages: int
+    slots: int  # recurrent states, and the tokens of a step to replay
+    checkpoints: int
+    steps: int  # of the largest bucket: buffers, logits, attention's unfinished sums; and the numbers of every bucket
+    prompts: int  # buffers of a chunk
+    drafter: int  # buffers of a drafting network and its last outputs
+    graphs: int  # assumed: CUDA's context, kernels, graphs, and what sampling needs for a moment
+
+    @property
+    def counted(self) -> int:
+        caches = self.pages + self.drafter_pages + self.slots + self.checkpoints
+        return self.weights + caches + self.steps + self.prompts + self.drafter
+
+    def units(self, drafter: bool) -> UnitBytes:
+        """Of one page, with the drafting network's keys or without, one slot and one checkpoint."""
+        sizes, pages = self.sizes, self.pages + (self.drafter_pages if drafter else 0)
+        return UnitBytes(
+            page=pages // sizes.pages,
+            slot=self.slots // sizes.slots,
+            checkpoint=self.checkpoints // max(1, sizes.checkpoints),
+        )
+
+
+def measure(directory: Path, sizes: EngineConfig, draft: DraftChoice) -> GpuBytes:
+    """Of an engine on a checkpoint, of which only headers are read. Raises what building it would raise."""
+    model = load_model(directory, device="meta").model
+    backend, drafter = gpu_backend(model, sizes, draft, directory)
+    scheduler = Scheduler(sizes, backend.cache, drafter, model.config.max_positions, torch.device("meta"))
+    return count(backend, scheduler, backend.runner(scheduler))
+
+
+def count(backend: GpuBackend, scheduler: Scheduler, runner: GpuRunner) -> GpuBytes:
+    """Of an engine as it is."""
+    network, cache = backend.network, backend.cache.tensors
+    seen: set[int] = set()
+
+    def taken(*holders: object) -> int:
+        """Bytes of tensors that nothing counted before has."""
+        total = 0
+        for tensor in tensors_of(holders, set()):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                total += storage.nbytes()
+        return total
+
+    return GpuBytes(  # in this order: what two have is counted where it comes first
+        sizes=backend.engine,
+        weights=taken(backend.weights, network.network.weights if isinstance(network, DFlashDrafter) else ()),
+        pages=taken([layer for layer in cache.layers if isinstance(layer, KVPages)]),
+        drafter_pages=taken(network.network.pages if network else ()),
+        slots=taken(cache.deltas),
+        checkpoints=scheduler.snapshot_bytes,
+        drafter=taken(network),
+        prompts=taken(runner.prompts),
+        steps=taken(backend.cache, runner.programs),
+        graphs=CONTEXT + runner.graphs * GRAPH + MOMENTARY * max(each.logits.nbytes for each in runner.programs),
+    )
+
+
+def tensors_of(holder: Any, known: set[int]) -> Iterator[Tensor]:
+    """All that can be reached from here. What an upload or download has on the host is left out."""
+    if id(holder) in known or isinstance(holder, nn.Module | type):
+        return
+    known.add(id(holder))
+    if isinstance(holder, Tensor):
+        yield holder
+        return
+    parts: tuple[Any, ...] = ()
+    match holder:
+        case Upload():
+            parts = (holder.target,)
+        case Download():
+            parts = (holder.source,)
+        case tuple() | list():
+            parts = tuple(holder)
+        case dict():
+            parts = tuple(holder.values())
+        case _ if hasattr(holder, "__self__"):  # launches, as the method that makes them
+            parts = (holder.__self__,)
+        case _ if hasattr(holder, "__dict__"):
+            parts = tuple(vars(holder).values())
+    for part in parts:
+        yield from tensors_of(part, known)

@@ -1,0 +1,1 @@
+"""Looking into checkpoints and making the fast one: `inspect` and `build`."""

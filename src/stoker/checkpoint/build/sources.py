@@ -1,0 +1,162 @@
+"""The checkpoints a build takes from: their layers under the model's own names, and the fate of each of their tensors.
+
+A base gives everything, a donor only some layers. Every tensor of either is entered in its ledger under a rule;
+what is left without one is an error.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import CheckpointError
+from stoker.weights.checkpoint import Checkpoint
+from stoker.weights.expected import single_experts
+from stoker.weights.formats.layout import Shape
+from stoker.weights.formats.rules import LayerFormat
+from stoker.weights.groups import OTHER, group_of
+from stoker.weights.headers import TensorInfo
+from stoker.weights.resolve import EXPERTS, HEAD_NAMES, MTP_PREFIX, TRUNK_PREFIXES, VISION_PREFIXES
+
+HEAD = "lm_head.weight"
+
+
+@dataclass
+class Source:
+    """An opened checkpoint. `names` also has the tensors a hub holds and that were not fetched."""
+
+    option: str  # --base, --shared-experts, --mtp, --drafter
+    where: str  # as the user gave it
+    checkpoint: Checkpoint
+    names: Collection[str]
+    hub: Mapping[str, Any] = field(default_factory=dict)  # repository, revision and bytes of a fetched source
+    fates: dict[str, str] = field(default_factory=dict)  # tensor -> rule
+
+    def __post_init__(self) -> None:
+        self.prefix = trunk_prefix(self.names)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.checkpoint.tensors
+
+    @property
+    def layers(self) -> Mapping[str, LayerFormat]:
+        return self.checkpoint.formats.layers
+
+    def stored_name(self, parameter: str) -> str:
+        """A parameter of the model (`layers.0.mlp.gate.weight`) as this checkpoint calls it."""
+        if parameter == HEAD:
+            return next((name for name in HEAD_NAMES if _module(name) in self.layers), HEAD)
+        return parameter if parameter.startswith(MTP_PREFIX) else self.prefix + parameter
+
+    def infos(self, layer: LayerFormat) -> dict[str, TensorInfo]:
+        return {suffix: self.tensors[name] for suffix, name in layer.tensors.items()}
+
+    def find(self, parameter: str, shape: Shape) -> dict[str, LayerFormat]:
+        """The layer of a parameter, or of experts that are stored one by one all of theirs; by plain tensor name."""
+        name = self.stored_name(parameter)
+        singles = single_experts(name, shape) if EXPERTS in name else {}
+        if singles and _module(name) not in self.layers and any(_module(single) in self.layers for single in singles):
+            return {single: self._layer(single, size) for single, size in singles.items()}
+        return {name: self._layer(name, shape)}
+
+    def _layer(self, name: str, shape: Shape) -> LayerFormat:
+        layer = self.layers.get(_module(name))
+        if layer is None:
+            raise CheckpointError(self._missing(name, shape))
+        if layer.shape != shape:
+            info = self.tensors[next(iter(layer.tensors.values()))]
+            found = f"{info.file}: {info.name} is {layer.format} of shape {list(layer.shape)}"
+            if self.option == "--base":
+                raise CheckpointError(
+                    f"{found}, config.json asks for {list(shape)}; one of the two is not this model's."
+                )
+            raise CheckpointError(
+                f"{found}, the base needs {list(shape)}: {self.option} {self.where} belongs to another model."
+            )
+        return layer
+
+    def _missing(self, name: str, shape: Shape) -> str:
+        found = f"{self.where} lacks the tensor {name} (expected shape {list(shape)})"
+        if not name.startswith(MTP_PREFIX):
+            return f"{found}; fetch the missing file."
+        have = sum(1 for other in self.names if other.startswith(MTP_PREFIX))
+        return (
+            f"{found}: its MTP head is incomplete, only {have:,} of its tensors are there. "
+            "Name a checkpoint with a whole one: --mtp DIR or --mtp hf:REPO."
+        )
+
+    def enter(self, names: Iterable[str], rule: str) -> None:
+        for name in names:
+            self.fates[name] = rule
+
+    def close_ledger(self, rule_for_rest: str = "") -> list[str]:
+        """A line per rule with its count; tensors without one get `rule_for_rest`, or are an error without it."""
+        rest: Counter[str] = Counter()
+        for name in self.names:
+            if name in self.fates:
+                continue
+            if not rule_for_rest or (group_of(name) == OTHER and not name.endswith("rotary_emb.inv_freq")):
+                self._refuse(name)
+            self.fates[name] = rule_for_rest
+            rest[group_of(name)] += 1
+        counts = Counter(self.fates.values())
+        lines = [f"{count:,} tensor{'s' if count > 1 else ''} {rule}" for rule, count in counts.items()]
+        if rest:
+            lines[-1] += f" ({', '.join(f'{count:,} {group}' for group, count in rest.most_common())})"
+        return lines
+
+    def _refuse(self, name: str) -> None:
+        left = sum(1 for other in self.names if other not in self.fates)
+        info = self.tensors.get(name)
+        stored = f"{info.file}: {name} {list(info.shape)} in {info.dtype}" if info else f"{self.where}: {name}"
+        raise CheckpointError(
+            f"{stored} has no place in this model and no rule explains it ({left:,} such tensors); "
+            "is the config.json of the base the right one?"
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change while a build is under way."""
+        if self.hub:
+            return {"option": self.option, **self.hub}
+        directory = self.checkpoint.directory
+        files = {path.name: path for path in sorted(directory.iterdir()) if path.suffix in (".safetensors", ".json")}
+        stats = {name: os.stat(path) for name, path in files.items()}
+        return {
+            "option": self.option,
+            "path": str(directory.resolve()),
+            "files": {name: {"bytes": s.st_size, "mtime_ns": s.st_mtime_ns} for name, s in stats.items()},
+        }
+
+    def origin(self) -> dict[str, Any]:
+        """What a manifest says of it: as the user named it, since a result travels and this machine's paths do not."""
+        found = self.identity()
+        if not self.hub:
+            found["path"] = self.where
+            found["files"] = {name: {"bytes": entry["bytes"]} for name, entry in found["files"].items()}
+        return found
+
+
+def trunk_prefix(names: Iterable[str]) -> str:
+    """What stands before `layers.0.` in this checkpoint; a drafter has nothing there."""
+    known = set(names)
+    return next((prefix for prefix in TRUNK_PREFIXES if f"{prefix}embed_tokens.weight" in known), "")
+
+
+def is_vision(name: str) -> bool:
+    return name.startswith(VISION_PREFIXES)
+
+
+def is_mtp(name: str) -> bool:
+    return name.startswith(MTP_PREFIX)
+
+
+def open_local(option: str, where: str) -> Source:
+    checkpoint = Checkpoint.open(Path(where))
+    return Source(option, where, checkpoint, checkpoint.tensors)
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")

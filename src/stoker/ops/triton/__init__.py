@@ -1,1 +1,0 @@
-"""Triton kernels, one file per operation; importing a file registers its kernel with the dispatch."""

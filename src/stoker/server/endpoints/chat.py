@@ -1,0 +1,236 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stoker.engine.request import Finish, Stats
+from stoker.server.bodies import BodyRoute
+from stoker.server.endpoints.respond import respond
+from stoker.server.generation import Delta
+from stoker.server.lifecycle.service import Begun, Service
+from stoker.server.logprobs import chat_logprobs, prompt_logprobs
+from stoker.server.merge import merged
+from stoker.server.output.custom import CustomCalls
+from stoker.server.output.pieces import Call, CallArguments, CallStart, Content, Message, Piece, Reasoning
+from stoker.server.prepare import chat_asks
+from stoker.server.schemas.chat import ChatRequest
+from stoker.server.streaming import DONE, data
+from stoker.server.usage import final_usage, response_metrics, usage
+
+router = APIRouter(route_class=BodyRoute)
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    arrived_at = time.perf_counter()
+    service.model.check_name(body.model)
+    service.admit()
+    asks = await asyncio.to_thread(chat_asks, service, body)
+    begun = service.begin(asks, arrived_at)
+    response = ChatResponse(service, body, begun)
+    return await respond(request, service, begun, response, body.stream, lambda error: data(error.openai()), DONE)
+
+
+@dataclass
+class Choice:
+    """What of one choice has been sent."""
+
+    custom: CustomCalls
+    began: bool = False
+    calls: int = 0
+    reasoning_tokens: int = 0
+    tokens: int = 0
+    call: tuple[str, str] = ("function", "arguments")  # kind of the call under way, and where its text goes
+
+
+class ChatResponse:
+    """One response, sent whole or as a stream."""
+
+    def __init__(self, service: Service, body: ChatRequest, begun: Begun) -> None:
+        self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
+        self._model = service.model
+        self._custom = body.custom_tools
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model.name}
+
+    async def whole(self) -> dict[str, Any]:
+        messages = [Message(calls=[]) for _ in self._asks]
+        custom = [CustomCalls(self._custom) for _ in self._asks]
+        deltas: list[list[Delta]] = [[] for _ in self._asks]
+        thinking = 0
+        async for place, delta in merged(self._begun.generations):
+            deltas[place].append(delta)
+            thinking += delta.reasoning_tokens
+            for piece in self._shown(custom[place], delta):
+                messages[place].add(piece)
+        stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
+        found = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(place, message, deltas[place]) for place, message in enumerate(messages)],
+            "usage": final_usage(stats, thinking),
+            "metrics": response_metrics(stats, self._service.choice.depth),
+            "system_fingerprint": None,
+        }
+        if self._body.return_token_ids:
+            found["prompt_token_ids"] = self._asks[0].prompt
+        if (top := self._body.prompt_logprobs) is not None:
+            scored = deltas[0][0].prompt_logprobs
+            found["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, scored, self._model, top)
+        return found
+
+    def _choice(self, place: int, message: Message, deltas: list[Delta]) -> dict[str, Any]:
+        calls = message.calls or []
+        answer: dict[str, Any] = {
+            "role": "assistant",
+            "content": message.content if message.content or not calls else None,
+            "refusal": None,
+        }
+        if message.reasoning:
+            answer["reasoning_content"] = message.reasoning
+        if calls:
+            answer["tool_calls"] = [self._call(call) for call in calls]
+        found: dict[str, Any] = {
+            "index": place,
+            "message": answer,
+            "logprobs": None,
+            "finish_reason": finish_reason(deltas[-1].finish, bool(calls)),
+            "stop_reason": deltas[-1].stop,
+        }
+        if self._body.logprobs:
+            found["logprobs"] = chat_logprobs((each for delta in deltas for each in delta.logprobs), self._model)
+        if self._body.return_token_ids:
+            found["token_ids"] = [token for delta in deltas for token in delta.tokens]
+        return found
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        if call.name in self._custom:
+            return {"id": call_id(), "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+        return {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+    def _shown(self, custom: CustomCalls, delta: Delta) -> list[Piece]:
+        pieces = custom.push(delta.pieces, bool(delta.finish))
+        if self._body.include_reasoning is not False:
+            return pieces
+        return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
+    async def stream(self) -> AsyncIterator[str]:
+        options = self._body.stream_options
+        with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+        choices = [Choice(CustomCalls(self._custom)) for _ in self._asks]
+        ended: dict[int, Stats] = {}
+        prompt = len(self._asks[0].prompt)
+        async for place, delta in merged(self._begun.generations):
+            choice = choices[place]
+            choice.tokens += len(delta.tokens)
+            choice.reasoning_tokens += delta.reasoning_tokens
+            entry = self._chunk_choice(place, choice, delta)
+            if delta.finish:
+                ended[place] = delta.stats or Stats()
+            if entry is None:
+                continue
+            chunk = {**self._head, "object": "chat.completion.chunk", "choices": [entry]}
+            if self._body.return_token_ids and not choice.began:
+                chunk["prompt_token_ids"] = self._asks[place].prompt
+            choice.began = True
+            if counting:
+                chunk["usage"] = usage(prompt, sum(each.tokens for each in choices))
+            elif with_usage:
+                chunk["usage"] = None
+            if len(ended) == len(choices) and not with_usage:
+                chunk["metrics"] = self._metrics(ended)
+            yield data(chunk)
+        if with_usage:
+            stats = [ended[place] for place in sorted(ended)]
+            yield data(
+                {
+                    **self._head,
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": final_usage(stats, sum(each.reasoning_tokens for each in choices)),
+                    "metrics": self._metrics(ended),
+                }
+            )
+
+    def _metrics(self, ended: dict[int, Stats]) -> dict[str, Any]:
+        return response_metrics(list(ended.values()), self._service.choice.depth)
+
+    def _chunk_choice(self, place: int, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        """None where a step brought nothing that can be shown: text that may begin a tag is held back."""
+        body = self._body
+        extras = body.logprobs or body.return_token_ids or (body.return_drafts and delta.drafts)
+        pieces = self._shown(choice.custom, delta)
+        if not pieces and not delta.finish and not extras:
+            return None
+        answer = message_delta(pieces, choice, self._custom)
+        if not choice.began:
+            answer = {"role": "assistant", **answer}
+        entry: dict[str, Any] = {
+            "index": place,
+            "delta": answer,
+            "finish_reason": finish_reason(delta.finish, choice.calls > 0) if delta.finish else None,
+        }
+        if delta.finish:
+            entry["stop_reason"] = delta.stop
+        if body.logprobs:
+            entry["logprobs"] = chat_logprobs(delta.logprobs, self._model)
+        if body.return_token_ids:
+            entry["token_ids"] = list(delta.tokens)
+        if body.return_drafts and delta.tokens:
+            entry["drafts"] = drafts_of(delta, self._model)
+        return entry
+
+
+def message_delta(pieces: list[Piece], choice: Choice, custom: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Pieces of a step as one delta of a message. `custom` names the custom tools, which are called with plain text."""
+    found: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        match piece:
+            case Content():
+                found["content"] = found.get("content", "") + piece.text
+            case Reasoning():
+                found["reasoning_content"] = found.get("reasoning_content", "") + piece.text
+            case CallStart():
+                choice.calls += 1
+                choice.call = ("custom", "input") if piece.name in custom else ("function", "arguments")
+                kind, field = choice.call
+                called = {"type": kind, kind: {"name": piece.name, field: ""}}
+                calls.append({"index": piece.index, "id": call_id(), **called})
+            case CallArguments():
+                kind, field = choice.call
+                if calls and calls[-1]["index"] == piece.index:
+                    calls[-1][kind][field] += piece.text
+                else:
+                    calls.append({"index": piece.index, kind: {field: piece.text}})
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def drafts_of(delta: Delta, model: Any) -> dict[str, Any]:
+    """What was drafted in a step, for those who want to see it."""
+    right = delta.right
+    return {
+        "accepted": right,
+        "forced": delta.forced,
+        "tokens": [model.token_text(token) for token in delta.tokens],
+        "rejected": [model.token_text(token) for token in delta.drafts[right:]],
+    }
+
+
+def finish_reason(finish: Finish | None, called: bool) -> str:
+    if finish is Finish.LENGTH:
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,202 @@
+"""POST /v1/completions: text in, text out, no template."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stoker.engine.request import Finish, Stats, TokenLogprob
+from stoker.server.bodies import BodyRoute
+from stoker.server.endpoints.chat import drafts_of, finish_reason
+from stoker.server.endpoints.respond import respond
+from stoker.server.errors import ApiError
+from stoker.server.generation import Ask, Delta
+from stoker.server.lifecycle.service import Begun, Service
+from stoker.server.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
+from stoker.server.merge import merged
+from stoker.server.output.pieces import Content
+from stoker.server.prepare import MOST_LOGPROBS, prompted
+from stoker.server.sampled import choice_samplings, choices_of
+from stoker.server.schemas.completions import CompletionRequest
+from stoker.server.streaming import DONE, data
+from stoker.server.structured import answer_mask
+from stoker.server.usage import response_metrics, usage
+
+router = APIRouter(route_class=BodyRoute)
+DEFAULT_TOKENS = 16  # OpenAI's
+MOST_PROMPTS = 64
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    arrived_at = time.perf_counter()
+    service.model.check_name(body.model)
+    service.admit()
+    asks = await asyncio.to_thread(completion_asks, service, body)
+    begun = service.begin(asks, arrived_at)
+    response = CompletionResponse(service, body, begun)
+    return await respond(request, service, begun, response, body.stream, lambda error: data(error.openai()), DONE)
+
+
+def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
+    """One per prompt and choice."""
+    if body.suffix:
+        raise ApiError(400, "suffix is not supported: text is only continued.", param="suffix")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
+        raise ApiError(400, f"logprobs is {body.logprobs}, expected 0 to {MOST_LOGPROBS}.", param="logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens is 0, expected at least 1; 0 only with echo.", param="max_tokens")
+    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1  # of 0, the one made is not shown
+    mask = answer_mask(service.model, body.response_format, body.structured_outputs, thinking=False)
+    asks = []
+    for prompt in _prompts(service, body):
+        echoed = body.logprobs if body.echo else None
+        ask = replace(prompted(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
+        asks += [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
+    return asks
+
+
+def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
+    given = body.prompt
+    if isinstance(given, str):
+        return [service.model.encode(given)]
+    if given and all(isinstance(entry, int) for entry in given):
+        return [[entry for entry in given if isinstance(entry, int)]]
+    if not given or len(given) > MOST_PROMPTS:
+        raise ApiError(400, f"prompt has {len(given)} entries, expected 1 to {MOST_PROMPTS}.", param="prompt")
+    return [service.model.encode(entry) if isinstance(entry, str) else list(entry) for entry in given]  # type: ignore[arg-type]
+
+
+class CompletionResponse:
+    def __init__(self, service: Service, body: CompletionRequest, begun: Begun) -> None:
+        self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
+        self._model = service.model
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._model.name,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        deltas: list[list[Delta]] = [[] for _ in self._asks]
+        async for place, delta in self._deltas():
+            deltas[place].append(delta)
+        stats = [found[-1].stats or Stats() for found in deltas]
+        return {
+            **self._head,
+            "choices": await asyncio.to_thread(lambda: [self._choice(*each) for each in enumerate(deltas)]),
+            "usage": self._usage(stats),
+            "metrics": response_metrics(stats, self._service.choice.depth),
+        }
+
+    def _choice(self, place: int, deltas: list[Delta]) -> dict[str, Any]:
+        echo = self._echo(place)
+        found: dict[str, Any] = {
+            "index": place,
+            "text": echo + "".join(map(text_of, deltas)),
+            "logprobs": None,
+            "finish_reason": finish_reason(deltas[-1].finish, called=False),
+            "stop_reason": deltas[-1].stop,
+        }
+        if self._body.logprobs is not None:
+            logprobs = [each for delta in deltas for each in delta.logprobs]
+            found["logprobs"] = self._logprobs(place, logprobs, deltas[0], len(echo))
+        if self._body.prompt_logprobs is not None:
+            scored = deltas[0].prompt_logprobs
+            found["prompt_logprobs"] = prompt_logprobs(scored, self._model, self._body.prompt_logprobs)
+        if self._body.return_token_ids:
+            found["prompt_token_ids"] = self._asks[place].prompt
+            found["token_ids"] = [token for delta in deltas for token in delta.tokens]
+        return found
+
+    async def stream(self) -> AsyncIterator[str]:
+        options = self._body.stream_options
+        with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+        ended: dict[int, Stats] = {}
+        tokens, began = 0, [False] * len(self._asks)
+        offsets = [len(self._echo(place)) for place in range(len(self._asks))]
+        prompt = len(self._asks[0].prompt)
+        async for place, delta in self._deltas():
+            tokens += len(delta.tokens)
+            text = ("" if began[place] else self._echo(place)) + text_of(delta)
+            if delta.finish:
+                ended[place] = delta.stats or Stats()
+            elif not text and self._body.logprobs is None and not self._body.return_token_ids:
+                continue
+            entry = self._chunk_choice(place, text, delta, offsets, began[place])
+            began[place] = True
+            chunk: dict[str, Any] = {**self._head, "choices": [entry]}
+            if counting:
+                chunk["usage"] = usage(prompt, tokens)
+            elif with_usage:
+                chunk["usage"] = None
+            if len(ended) == len(self._asks) and not with_usage:
+                chunk["metrics"] = response_metrics(list(ended.values()), self._service.choice.depth)
+            yield data(chunk)
+        if with_usage:
+            stats = [ended[place] for place in sorted(ended)]
+            metrics = response_metrics(stats, self._service.choice.depth)
+            yield data({**self._head, "choices": [], "usage": self._usage(stats), "metrics": metrics})
+
+    def _chunk_choice(self, place: int, text: str, delta: Delta, offsets: list[int], began: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "index": place,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason(delta.finish, called=False) if delta.finish else None,
+        }
+        if delta.finish:
+            found["stop_reason"] = delta.stop
+        if self._body.logprobs is not None:
+            found["logprobs"] = self._logprobs(place, delta.logprobs, None if began else delta, offsets[place])
+            offsets[place] += sum(len(self._model.token_text(each.token)) for each in delta.logprobs)
+        if self._body.return_token_ids:
+            found["token_ids"] = list(delta.tokens)
+            if not began:
+                found["prompt_token_ids"] = self._asks[place].prompt
+        if self._body.return_drafts and delta.tokens:
+            found["drafts"] = drafts_of(delta, self._model)
+        return found
+
+    def _usage(self, stats: list[Stats]) -> dict[str, Any]:
+        """Every prompt counts once, however many choices it has."""
+        firsts = stats[:: choices_of(self._body)]
+        return usage(
+            sum(each.prompt_tokens for each in firsts),
+            0 if self._prompt_only else sum(each.output_tokens for each in stats),
+            sum(each.cached_tokens for each in firsts),
+        )
+
+    @property
+    def _prompt_only(self) -> bool:
+        return self._body.max_tokens == 0
+
+    async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """With max_tokens 0 the one token that the engine makes is left out."""
+        async for place, delta in merged(self._begun.generations):
+            if self._prompt_only:
+                delta = delta._replace(pieces=[], tokens=(), logprobs=(), finish=Finish.LENGTH, stop=None)
+            yield place, delta
+
+    def _logprobs(self, place: int, made: Sequence[TokenLogprob], first: Delta | None, offset: int) -> dict[str, Any]:
+        """Of tokens that begin at `offset`; those of an echoed prompt in front, where `first` brings them."""
+        found = completion_logprobs(made, self._model, offset)
+        if not self._body.echo or first is None:
+            return found
+        top = self._body.logprobs or 0
+        before = echoed_logprobs(self._asks[place].prompt, first.prompt_logprobs, self._model, top)
+        return {name: before[name] + found[name] for name in found}
+
+    def _echo(self, place: int) -> str:
+        return self._model.decode(self._asks[place].prompt) if self._body.echo else ""
+
+
+def text_of(delta: Delta) -> str:
+    return "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))

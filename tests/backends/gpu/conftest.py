@@ -1,0 +1,3 @@
+from tests.backends.gpu.kernels.conftest import interpreter
+
+__all__ = ["interpreter"]

@@ -1,0 +1,112 @@
+"""Attention of a prompt in Triton's interpreter: against fp64, and the same bits however the prompt is cut."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backends.gpu.kernels.test_attention import FP8, HEADS, KV_HEADS, Case, D
+
+pytest.importorskip("triton")
+
+TOKENS = 150
+
+
+@pytest.mark.parametrize(("stored", "limit"), [(torch.float32, 2.0**-7), (torch.bfloat16, 2.0**-5), (FP8, 0.1)])
+def test_a_prompt_matches_fp64(interpreter, stored: torch.dtype, limit: float) -> None:
+    interpreter(check_values, stored, limit)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP8])
+def test_a_token_has_the_same_bits_however_the_prompt_is_cut(interpreter, stored: torch.dtype) -> None:
+    interpreter(check_cuts, stored)
+
+
+def test_keys_are_those_a_step_writes(interpreter) -> None:
+    interpreter(check_keys)
+
+
+def test_kernel_names_what_is_wrong(interpreter) -> None:
+    interpreter(check_messages)
+
+
+def run(case: Any, cuts: list[int]) -> Tensor:
+    """Outputs of the first sequence's tokens, in chunks of so many; its pages are emptied before."""
+    from stoker.backends.gpu.kernels.attention import Pages
+    from stoker.backends.gpu.kernels.prefill_attention import prefill_attention
+
+    pages = case.pages
+    for tensor in (pages.keys, pages.values, pages.key_scales, pages.value_scales):
+        if tensor is not None:
+            tensor.zero_()
+    own = Pages(pages.keys, pages.values, pages.tables[:1], pages.key_scales, pages.value_scales)
+    found, at = [], 0
+    for count in cuts:
+        y, out = case.y[0, at : at + count], torch.full((count, HEADS * D), torch.nan).bfloat16()
+        stored = torch.float32 if pages.keys.dtype is torch.float32 else torch.bfloat16
+        queries = torch.empty(count, HEADS, D, dtype=stored)
+        prefill_attention(y, out, queries, own, case.weights, case.heads, at)
+        found.append(out)
+        at += count
+    return torch.cat(found)
+
+
+def check_values(stored: torch.dtype, limit: float) -> None:
+    case = Case(stored)
+    q, k, v, gate = case.parts(0, TOKENS)
+    group = HEADS // KV_HEADS
+    scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * D**-0.5
+    scores = scores.masked_fill(torch.ones(TOKENS, TOKENS).triu(1).bool(), -torch.inf)
+    wanted = torch.einsum("hts,shd->thd", scores.softmax(-1), v.repeat_interleave(group, 1)) * gate.sigmoid()
+    found = run(case, [TOKENS]).double().view_as(wanted)
+    # the limits of the step's kernel: what keys are stored as, rounded towards zero by the interpreter
+    assert float((found - wanted).norm() / wanted.norm()) < limit
+
+
+def check_cuts(stored: torch.dtype) -> None:
+    case = Case(stored)
+    whole = run(case, [TOKENS])
+    assert torch.equal(whole, run(case, [64, 86]))
+    assert torch.equal(whole, run(case, [5, 123, 1, 21])), "anywhere: only position counts"
+
+
+def check_keys() -> None:
+    """Bit for bit what the step's kernel leaves in the pages, so that either reads what the other wrote."""
+    from stoker.backends.gpu.kernels.attention import Partials, attention
+    from stoker.backends.gpu.kernels.deltanet import Sequences
+    from stoker.backends.gpu.kernels.launch import Workspace
+
+    case = Case(torch.bfloat16)
+    run(case, [10])
+    written = case.pages.keys.clone(), case.pages.values.clone()
+    case.pages.keys.zero_()
+    case.pages.values.zero_()
+    numbers = torch.tensor([[0, 0], [0, 0], [10, 0], [0, 0]], dtype=torch.int32)
+    y = torch.cat([case.y[0, :10], torch.zeros(10, case.heads.width)])
+    partials = Partials.allocate(20, case.heads, 1, "cpu")
+    out = torch.empty(20, HEADS * D).bfloat16()
+    sequences = Sequences(10, *numbers)
+    attention(y, out, case.pages, case.weights, case.heads, sequences, partials, Workspace.allocate(1, 64, "cpu"))
+    assert torch.equal(case.pages.keys, written[0])
+    assert torch.equal(case.pages.values, written[1])
+
+
+def check_messages() -> None:
+    from stoker.backends.gpu.kernels.attention import Pages
+    from stoker.backends.gpu.kernels.prefill_attention import prefill_attention
+
+    case = Case(torch.bfloat16)
+    y, out, queries = case.y[0, :4], torch.empty(4, HEADS * D).bfloat16(), torch.empty(4, HEADS, D).bfloat16()
+    pages = Pages(case.pages.keys, case.pages.values, case.pages.tables[:1, :2].contiguous())
+    rest = (case.weights, case.heads)
+    wrong = [
+        ((y, out, queries, case.pages, *rest, 0), "tables must be [1, any], found [2, 8]."),
+        ((y, out, queries, pages, *rest, 125), "129 tokens need 3 pages, the table has 2."),
+        ((y, out[:3], queries, pages, *rest, 0), "out must be [4, 64], found [3, 64]."),
+        ((y, out, queries.float(), pages, *rest, 0), "q must be torch.bfloat16, found torch.float32."),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            prefill_attention(*arguments)

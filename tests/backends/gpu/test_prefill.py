@@ -1,0 +1,178 @@
+"""A prompt on the GPU's kernels in Triton's interpreter: against the model the CPU runs, and then steps go on."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.cache import Cache
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.family import Family
+from stoker.errors import RequestError
+from tests.backends.gpu.test_step import model, quantize
+
+pytest.importorskip("triton")
+
+PROMPT, AFTER = 75, [11, 42]  # one chunk of 64 and a tail; then a step of two tokens
+# Relative to the CPU's logits. The interpreter rounds bf16 towards zero at a dozen places of a layer, the CPU to
+# nearest: 0.007 to 0.015 results. A missing norm, gate, expert or token is ten times as far off.
+LIMIT = 0.03
+
+
+def test_a_prompt_and_a_step_match_the_model_however_the_prompt_is_cut(interpreter) -> None:
+    interpreter(check_prompt)
+
+
+def test_tokens_accepted_before_a_prompt_goes_on_are_part_of_it(interpreter) -> None:
+    interpreter(check_replay)
+
+
+def test_the_mtp_head_reads_a_prompt(interpreter) -> None:
+    interpreter(check_mtp)
+
+
+def test_what_does_not_fit_is_refused(interpreter) -> None:
+    interpreter(check_messages)
+
+
+def random_ids(count: int) -> Tensor:
+    return torch.randint(0, 64, (count,), dtype=torch.int32)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def parts(decoder: Decoder, chunk: int = 128) -> tuple[Any, Any, Any, Tensor]:
+    """Packed weights, a cache, a prefill over it and the pages of a sequence in slot 1."""
+    from stoker.backends.gpu.kernels.deltanet import DeltaRing
+    from stoker.backends.gpu.prefill import Prefill
+    from stoker.backends.gpu.state import GpuCache
+    from stoker.backends.gpu.weights import pack_decoder
+
+    weights = pack_decoder(decoder, 256)
+    cache = GpuCache.allocate(decoder.config, pages=4, slots=2, window=2, device="cpu")
+    for state in cache.layers:
+        if isinstance(state, DeltaRing):
+            state.recurrent.normal_()  # what another sequence left
+    table = torch.tensor([2, 0, 1, 3], dtype=torch.int32)
+    return weights, cache, Prefill(decoder.config, weights, cache, chunk, taps=(0,)), table
+
+
+def step_logits(decoder: Decoder, weights: Any, cache: Any, table: Tensor, ids: list[int], cached: int) -> Tensor:
+    """Of a step without anything to replay."""
+    from stoker.backends.gpu.state import Bucket
+    from stoker.backends.gpu.step import Step
+
+    step = Step(decoder.config, weights, cache, Bucket(1, len(ids), 1), logits=True)
+    step.inputs.tables.copy_(table[None])
+    step.inputs.sequences.slots.fill_(1)
+    step.inputs.sequences.cached.fill_(cached)
+    step.inputs.token_ids.copy_(torch.tensor(ids))
+    step.forward()
+    assert step.buffers.best.logits is not None
+    return step.buffers.best.logits.clone()
+
+
+def check_prompt() -> None:
+    """Weights of four formats; a prompt at once and in two chunks; then a step."""
+    decoder = model()
+    quantize(decoder)
+    ids = random_ids(PROMPT)
+    left = []
+    for cuts in ([PROMPT], [64, PROMPT - 64]):
+        weights, cache, prefill, table = parts(decoder)
+        streams, features, at = [], [], 0
+        for count in cuts:
+            chunk = ids[at : at + count].contiguous()
+            prefill.forward(chunk, table, slot=1, cached=at, choose=at + count == PROMPT)
+            streams.append(prefill.buffers.x[:count].clone())
+            features.append(prefill.features[:count].clone())
+            at += count
+        assert int(prefill.token) == int(prefill.logits.argmax())
+        scored = prefill.logits_of(count - 3, count).clone()
+        assert torch.equal(scored[2:], prefill.logits)
+        left.append((torch.cat(streams), torch.cat(features), scored, cache))
+    whole, cut = left
+    for index in range(3):
+        assert torch.equal(whole[index], cut[index])
+    for first, second in zip(whole[3].layers, cut[3].layers, strict=True):
+        if hasattr(first, "keys"):
+            assert torch.equal(first.keys, second.keys)
+            assert torch.equal(first.values, second.values)
+        else:
+            assert torch.equal(first.recurrent[1], second.recurrent[1])
+    after = step_logits(decoder, weights, cut[3], table, AFTER, PROMPT)
+
+    theirs = Cache.allocate(decoder.config, pages=2, slots=1, window=2)
+    with torch.inference_mode():
+        prompt = Batch.of(Family.PREFILL, [Run(ids.tolist(), 0, 0, [0, 1])], 64)
+        hidden, tapped = decoder(prompt, theirs, taps=(0,))
+        assert error(whole[1], tapped) < LIMIT
+        assert error(whole[2], decoder.logits(hidden[-3:])) < LIMIT
+        hidden, _ = decoder(Batch.of(Family.STEP, [Run(AFTER, PROMPT, 0, [0, 1])], 64), theirs)
+        expected = decoder.logits(hidden)
+    for row in range(2):
+        assert error(after[row], expected[row]) < LIMIT, row
+
+
+def check_replay() -> None:
+    """A step of two tokens of which one is accepted, then more of the prompt: against the accepted tokens in a row."""
+    decoder = model()
+    ids = random_ids(14)
+    weights, cache, prefill, table = parts(decoder)
+    prefill.forward(ids[:9].contiguous(), table, slot=1, cached=0)
+    step_logits(decoder, weights, cache, table, [int(ids[9]), 63], 9)
+    prefill.forward(ids[10:].contiguous(), table, slot=1, cached=10, replay=1)
+    found = prefill.logits.clone()
+    weights, cache, prefill, table = parts(decoder)
+    prefill.forward(ids, table, slot=1, cached=0)
+    assert error(found, prefill.logits) < LIMIT
+    without = prefill.logits.clone()
+    weights, cache, prefill, table = parts(decoder)
+    prefill.forward(ids[[*range(9), *range(10, 14)]].contiguous(), table, slot=1, cached=0)
+    assert error(without, prefill.logits) > 5 * LIMIT, "a token left out would show"
+
+
+def check_mtp() -> None:
+    """Keys and stream of the head against the CPU's, fed with the same stream."""
+    from stoker.backends.cpu.cache import KVPages
+    from stoker.backends.gpu.state import GpuCache
+    from stoker.weights.model_config import FULL
+
+    decoder = model(mtp=True)
+    assert decoder.mtp is not None
+    ids = random_ids(7)
+    _, _, prefill, table = parts(decoder, 64)
+    (pages,) = GpuCache.allocate(decoder.config, pages=4, slots=1, window=1, device="cpu", kinds=[FULL]).layers
+    assert isinstance(pages, KVPages)
+    prefill.forward(ids[:6].contiguous(), table, slot=1, cached=0)
+    stream, following = prefill.buffers.x[:6].clone(), ids[1:].contiguous()
+    prefill.draft(following, table, pages, cached=0)
+    assert torch.equal(prefill.buffers.x[:6], stream), "the trunk's stream is left as it is"
+    found, keys = prefill.buffers.normed[:6].clone(), pages.keys.clone()
+    pages.keys.zero_()
+    prefill.draft(following, table, pages, cached=0, keys_only=True)
+    assert torch.equal(pages.keys, keys)
+    theirs = KVPages.allocate(1, decoder.config.num_kv_heads, decoder.config.head_dim, torch.bfloat16, "cpu")
+    with torch.inference_mode():
+        batch = Batch.of(Family.PREFILL, [Run(ids[:6].tolist(), 0, 0, [0])], 64)
+        expected = decoder.mtp(batch, decoder.embed_tokens(following), decoder.norm(stream), theirs)
+    assert error(found, expected) < LIMIT
+    assert error(keys[2, :6], theirs.keys[0, :6]) < LIMIT
+
+
+def check_messages() -> None:
+    decoder = model()
+    weights, cache, prefill, table = parts(decoder)
+    with pytest.raises(RequestError, match=re.escape("a chunk has 1 to 128 tokens, found 129.")):
+        prefill.forward(random_ids(129), table, slot=1, cached=0)
+    with pytest.raises(RequestError, match=re.escape("250 + 7 tokens do not fit the 256 places of 4 pages.")):
+        prefill.forward(random_ids(7), table, slot=1, cached=250)
+    from stoker.backends.gpu.prefill import Prefill
+
+    with pytest.raises(ValueError, match="a chunk has a multiple of 64 tokens up to 65,536, not 100"):
+        Prefill(decoder.config, weights, cache, 100)

@@ -1,3 +1,0 @@
-from tests.ops.triton.conftest import interpreter
-
-__all__ = ["interpreter"]
