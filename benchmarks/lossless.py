@@ -32,9 +32,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.load import load_model
-from stoker.backends.family import CHUNK
+from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Stats

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache, KVPages
+from stoker.backends.cpu.cache import Cache, KVPages
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.load import load_drafter, load_model
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
 

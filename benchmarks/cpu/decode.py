@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import Experts, SparseMlp
 from stoker.backends.cpu.kernels.experts import StepExperts
 from stoker.backends.cpu.kernels.packed import Packed, PackedExperts
 from stoker.backends.cpu.load import load_model
 from stoker.backends.cpu.modules import Fused
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.demo import checkpoint_at, prompts
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.weights import random_model
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import Pages, attention
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, deltanet
 from stoker.backends.gpu.kernels.launch import Workspace

@@ -25,8 +25,9 @@ from torch import Tensor
 from benchmarks.gpu.result import device_name, record
 from benchmarks.gpu.timing import bandwidth
 from benchmarks.gpu.weights import DRAFTERS, SHAPES, random_drafter, random_model
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.ops.attention import SPLIT
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.accept import Accepted, accept, advance
 from stoker.backends.gpu.dflash import DFlashDraft, DFlashWeights
 from stoker.backends.gpu.graphs import Recorder

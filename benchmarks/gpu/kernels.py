@@ -21,7 +21,7 @@ from benchmarks.gpu.checks import checks, passed, run_check
 from benchmarks.gpu.result import device_name, record
 from benchmarks.gpu.timing import bandwidth, graph_us, read_us
 from benchmarks.gpu.weights import SHAPES, random_model, random_weight
-from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.experts import ExpertBuffers, experts
 from stoker.backends.gpu.kernels.linear import Stream, linear
 from stoker.backends.gpu.kernels.route import Routing, route

@@ -23,8 +23,8 @@ from benchmarks.gpu.decode import _fill, timed
 from benchmarks.gpu.result import device_name, record
 from benchmarks.gpu.timing import graph_us, relative_error
 from benchmarks.gpu.weights import SHAPES, random_model
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
-from stoker.backends.family import CHUNK
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.backends.gpu.kernels.prefill_experts import tile_size
 from stoker.backends.gpu.prefill import Prefill

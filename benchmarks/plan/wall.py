@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks.plan.traces import Task, tasks_of
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.load import load_model
+from stoker.backends.family import PAGE_SIZE
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
 from stoker.engine.request import AUTO

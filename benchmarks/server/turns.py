@@ -15,9 +15,9 @@ from itertools import takewhile
 
 import torch
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_model
+from stoker.backends.family import PAGE_SIZE
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.prefix_cache import message_boundaries

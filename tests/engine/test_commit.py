@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_drafter
 from stoker.backends.cpu.ops.deltanet import DeltaState
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.memory import tensor_bytes
 from stoker.sampling.settings import Sampling

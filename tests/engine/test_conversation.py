@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.prefix_cache import Stretches, message_boundaries
 from stoker.engine.request import Event, TokenLogprob

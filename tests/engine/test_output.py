@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import Event, Finish
 from stoker.engine.text import TextStream

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.plan import spark
-from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED

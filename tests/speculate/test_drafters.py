@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import SparseMlp
 from stoker.backends.cpu.load import load_drafter, load_model
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.generate import generate
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice

@@ -7,6 +7,7 @@ counts, so both multiply in tiles of a fixed number of rows, or by a product tha
 
 from enum import Enum
 
+PAGE_SIZE = 64  # tokens per KV page; equal to CHUNK, so snapshots of recurrent states end on page borders
 CHUNK = 64  # DeltaNet chunk and prefill attention tile, anchored at absolute multiples
 STEP_CHUNK = 16  # DeltaNet chunk of steps, likewise
 STEP_TILE = 8  # attention tile of steps, likewise

@@ -51,7 +51,7 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows what else can be typed."""
     need_engine()
-    from stoker.backends.cpu.cache import PAGE_SIZE
+    from stoker.backends.family import PAGE_SIZE
     from stoker.cli.conversation import Conversation
     from stoker.engine.config import EngineConfig
     from stoker.engine.request import AUTO

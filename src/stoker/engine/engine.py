@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.family import CHUNK, Family
+from stoker.backends.family import CHUNK, PAGE_SIZE, Family
 from stoker.engine.backend import Backend, States, StepRunner
 from stoker.engine.block import Block, forced_room
 from stoker.engine.config import EngineConfig, check_request

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch
-from stoker.backends.cpu.cache import PAGE_SIZE
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.request import Sequence as Request
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.family import PAGE_SIZE
 from stoker.engine.engine import Engine, EngineConfig, check_request
 from stoker.engine.request import Depth, Stats
 from stoker.sampling.mask import TokenMask

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache, KVPages, Snapshots
+from stoker.backends.cpu.cache import Cache, KVPages, Snapshots
+from stoker.backends.family import PAGE_SIZE
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.weights.dflash_config import DFlashConfig

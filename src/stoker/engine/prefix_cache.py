@@ -16,8 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stoker.backends.cpu.cache import PAGE_SIZE
-from stoker.backends.family import CHUNK
+from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.engine.pages import Pool
 
 Stretches = tuple[tuple[int, int], ...]  # [start, stop) positions computed as steps, in order

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.family import PAGE_SIZE
 from stoker.engine.backend import States
 from stoker.engine.config import EngineConfig
 from stoker.engine.memory import discard, tensor_bytes

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.depth.reads import read_bytes
 from stoker.speculate.draft import Draft, GoOn

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 
 ROWS = 128  # of one pass in the step family
 

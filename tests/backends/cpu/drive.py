@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache, KVPages
+from stoker.backends.cpu.cache import Cache, KVPages
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 
 SEQUENCES, PAGES_EACH = 2, 4  # up to 256 positions for each of two sequences
 

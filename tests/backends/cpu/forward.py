@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache, KVPages
+from stoker.backends.cpu.cache import Cache, KVPages
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.ops.deltanet import DeltaState
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 
 
 def new_cache(model: Decoder, pages: int = 16, slots: int = 4) -> Cache:

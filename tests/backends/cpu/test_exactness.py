@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.load import load_model
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from tests.backends.cpu.forward import new_cache, relative, row_errors, run_chunks, split, state_of
 from tests.conftest import FAMILIES
 

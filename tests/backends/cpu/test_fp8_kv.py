@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import FP8, PAGE_SIZE, Cache, KVPages
+from stoker.backends.cpu.cache import FP8, Cache, KVPages
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_model
 from stoker.backends.cpu.ops.attention import read_split, write_pages
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.errors import RequestError
 from tests.backends.cpu.forward import row_errors, run_chunks
 

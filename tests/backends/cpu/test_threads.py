@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_model
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.demo import checkpoint_at
 
 

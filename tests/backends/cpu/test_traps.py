@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import PAGE_SIZE, Cache
+from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_drafter, load_model
 from stoker.backends.cpu.ops.deltanet import DeltaState
 from stoker.backends.cpu.ops.rope import rope_table
-from stoker.backends.family import Family
+from stoker.backends.family import PAGE_SIZE, Family
 from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.formats.int4 import Int4

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import httpx2 as httpx
 import pytest
 
-from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE
 from stoker.demo import EMBEDDED
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig

@@ -11,11 +11,11 @@ from torch import Tensor
 from stoker.backends.cpu.ops.deltanet import DeltaState, commit
 from stoker.backends.cpu.ops.dispatch import KERNELS
 from stoker.backends.cpu.recurrence import Recurrence, ring_size
+from stoker.backends.family import PAGE_SIZE
 from stoker.errors import RequestError
 from stoker.weights.model_config import FULL, DeltaConfig, ModelConfig
 
 FP8 = torch.float8_e4m3fn
-PAGE_SIZE = 64  # tokens per KV page; equal to the DeltaNet chunk, so checkpoints end on page borders
 
 
 @dataclass(frozen=True)

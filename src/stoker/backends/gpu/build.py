@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_drafter
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.dflash import pack_dflash
 from stoker.backends.gpu.runner import GpuBackend
 from stoker.backends.gpu.weights import StepWeights, pack_decoder

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.dflash import DFlash, DFlashLayer
 from stoker.backends.cpu.ops.rope import rope_table
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.attention import AttentionWeights, Heads, Pages, Partials, Sight, attention
 from stoker.backends.gpu.kernels.drafter import ContextPages, ContextWeights, remember, swiglu

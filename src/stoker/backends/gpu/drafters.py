@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch
-from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import ROWS, fitting, sequence_counts, smallest, split_counts
 from stoker.backends.gpu.dflash import BlockBuffers, DFlashNetwork, DFlashPropose, DFlashWeights
 from stoker.backends.gpu.graphs import Download, Recorder, Upload

@@ -9,7 +9,7 @@ step before.
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.linear import Norm, Stream, linear
 from stoker.backends.gpu.kernels.rows import MtpNorms, begin, best_tokens, mtp_inputs
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs

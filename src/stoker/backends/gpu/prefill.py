@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
-from stoker.backends.family import CHUNK
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.attention import Pages
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences, deltanet

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import split_counts
 from stoker.backends.gpu.dflash import DFlashObserve
 from stoker.backends.gpu.drafters import DFlashDrafter, MtpDrafter, fill_numbers, is_plain

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import FP8, PAGE_SIZE
+from stoker.backends.cpu.cache import FP8
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import fitting, smallest, step_buckets
 from stoker.backends.gpu.dflash import DFlashObserve, DFlashWeights
 from stoker.backends.gpu.drafters import (

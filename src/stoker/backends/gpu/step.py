@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import PAGE_SIZE, KVPages
+from stoker.backends.cpu.cache import KVPages
+from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import Pages, attention
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, deltanet
 from stoker.backends.gpu.kernels.experts import experts

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.backends.cpu.cache import PAGE_SIZE
 from stoker.backends.cpu.load import config_dtype
+from stoker.backends.family import PAGE_SIZE
 from stoker.engine.config import EngineConfig
 from stoker.engine.memory import DrafterBytes, UnitBytes, size
 from stoker.errors import RequestError
