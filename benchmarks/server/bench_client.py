@@ -2,7 +2,7 @@
 bench process reports is held against what was sent. `python -m benchmarks.server.bench_client --json FILE`
 
 The mock sends to all streams at once, step by step, as a server with continuous batching does; a chunk is a token, the
-hardest case: 20,000 chunks/s. aiohttp, read chunk by chunk, runs beside it for comparison, in turns.
+hardest case: 20,000 chunks/s.
 """
 
 import argparse
@@ -14,9 +14,7 @@ import platform
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import numpy as np
 
 from stoker.bench.journal import Journal
@@ -37,16 +35,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     print(f"the mock's rate: {asked.tokens_per_s:,} tokens/s over {asked.streams} streams, a chunk each")
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
+    rows: list[dict[str, float]] = []
     for _ in range(asked.runs):
-        for name, client in CLIENTS.items():
-            row = _against_mock(client, asked.streams, asked.tokens_per_s, asked.seconds)
-            rows[name].append(row)
-            print(
-                f"{name}: {row['reported_tokens_per_s']:,.0f} of {row['sent_tokens_per_s']:,.0f} tokens/s sent; client "
-                f"overhead {row['overhead']:.2%}; {row['cpu_share']:.0%} of one core; stamped "
-                f"{row['late_p50_ms']:.2f} ms after sending (p99 {row['late_p99_ms']:.2f})"
-            )
+        row = _against_mock(asked.streams, asked.tokens_per_s, asked.seconds)
+        rows.append(row)
+        print(
+            f"{row['reported_tokens_per_s']:,.0f} of {row['sent_tokens_per_s']:,.0f} tokens/s sent; client "
+            f"overhead {row['overhead']:.2%}; {row['cpu_share']:.0%} of one core; stamped "
+            f"{row['late_p50_ms']:.2f} ms after sending (p99 {row['late_p99_ms']:.2f})"
+        )
     if asked.json:
         facts = {
             "processor": platform.processor() or platform.machine(),
@@ -58,12 +55,12 @@ def main() -> None:
         )
 
 
-def _against_mock(client: Any, streams: int, rate: int, seconds: float) -> dict[str, float]:
+def _against_mock(streams: int, rate: int, seconds: float) -> dict[str, float]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_mock, args=(theirs, streams, rate, seconds))
     process.start()
     port = ours.recv()
-    times, cpu_share = asyncio.run(client(port, streams))  # a row of arrival times per stream
+    times, cpu_share = asyncio.run(_measure(port, streams))  # a row of arrival times per stream
     sent = np.asarray(ours.recv())  # when each step was begun to be sent
     process.join()
     arrived = np.asarray(times)
@@ -82,7 +79,7 @@ def _against_mock(client: Any, streams: int, rate: int, seconds: float) -> dict[
     }
 
 
-async def _stoker(port: int, streams: int) -> tuple[list[list[float]], float]:
+async def _measure(port: int, streams: int) -> tuple[list[list[float]], float]:
     """The way a suite measures, from the runner down."""
     prompt = Prompt("load", {"messages": [{"role": "user", "content": "go"}], "max_tokens": 1}, None)
     found: list[list[float]] = []
@@ -93,25 +90,6 @@ async def _stoker(port: int, streams: int) -> tuple[list[list[float]], float]:
         await runner.run()
         assert not any(request.failure for request in runner.requests), runner.requests[0].failure
         return found, runner.pulse.cpu_s / runner.pulse.wall_s
-
-
-async def _aiohttp(port: int, streams: int) -> tuple[list[list[float]], float]:
-    async def one(session: aiohttp.ClientSession) -> list[float]:
-        times: list[float] = []
-        asked = {"stream": True, "ask": "go"}
-        async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked) as response:
-            async for data in response.content.iter_any():
-                now = time.monotonic()
-                times += [now] * data.count(b'"content"')
-        return times
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        cpu, wall = time.process_time(), time.monotonic()
-        found = await asyncio.gather(*(one(session) for _ in range(streams)))
-        return list(found), (time.process_time() - cpu) / (time.monotonic() - wall)
-
-
-CLIENTS = {"stoker bench": _stoker, "aiohttp, chunk by chunk": _aiohttp}
 
 
 def _mock(pipe: Connection, streams: int, rate: int, seconds: float) -> None:

@@ -13,10 +13,10 @@ from stoker.bench.target import Target
 from tests.bench.mock import Mock, expected
 
 
-async def bench(mock: Mock, cell: Cell, patience: float = 30.0, **settings: Any) -> Document:
+async def bench(mock: Mock, cell: Cell, timeout: float = 30.0, **settings: Any) -> Document:
     """Without a warm-up, so that the mock's record holds the measured requests and nothing else."""
     clock: dict[str, Any] = {"clock": mock.clock} if mock.clock else {}
-    async with Target(mock.url, patience=patience, **clock, **settings) as target:
+    async with Target(mock.url, timeout=timeout, **clock, **settings) as target:
         runner = Runner([target], Plan([cell]), Options(), Journal(None, {}), "salt")
         watcher = _Forgetful(mock)
         runner.watcher = watcher

@@ -133,7 +133,7 @@ def test_a_server_that_hangs_is_a_timeout():
     async def run() -> Document:
         mock = Mock(Behaviour(ttft_s=0.0, hangs=True))
         async with mock.running():
-            return await bench(mock, Cell("Q&A", seconds=0.1, rounds=1), patience=3.0)
+            return await bench(mock, Cell("Q&A", seconds=0.1, rounds=1), timeout=3.0)
 
     found = asyncio.run(run())
     assert found.headline.failures == {"timeout": 1}

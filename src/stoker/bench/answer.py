@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.bench.record import Failure
-from stoker.bench.sse import parsed
-from stoker.bench.wire import CLOSED, Exchange
+from stoker.bench.wire import Exchange, json_events
 
 MESSAGE_LIMIT = 2000  # characters kept of a server's complaint
 
@@ -64,13 +63,12 @@ class Answer:
 
 def read(exchange: Exchange) -> Answer:
     answer = Answer()
-    exchange.look()
     if exchange.status != 200:
         answer.failure = _refusal(exchange)
         return answer
     ended = False
     try:
-        for at, event in parsed(exchange.pieces):
+        for at, event in json_events(exchange.pieces):
             if event is None:
                 ended = True
             elif event.get("error") or event.get("object") == "error":
@@ -79,12 +77,10 @@ def read(exchange: Exchange) -> Answer:
             else:
                 _take(answer, at, event)
     except ValueError as error:
-        cut = f"{exchange.broken}; " if exchange.broken else ""
-        answer.failure = Failure("malformed", 200, f"{cut}{error}"[:MESSAGE_LIMIT])
-    if exchange.broken:
-        kind = "closed early" if exchange.broken == CLOSED else "timeout"
+        answer.failure = Failure("malformed", 200, str(error)[:MESSAGE_LIMIT])
+    if exchange.failure:
         came = f"{len(answer.chunks)} chunks with tokens had come"
-        answer.failure = Failure(kind, 200, f"{exchange.broken}; {came}")
+        answer.failure = Failure(exchange.failure, 200, f"{exchange.reason}; {came}")
     elif answer.failure is None and not ended and not answer.finish_reason:
         body = exchange.body[:200].decode("utf-8", "replace")
         message = "the stream ended without finish_reason and without [DONE]"
@@ -208,9 +204,7 @@ def _spread(chunks: list[Chunk], total: int) -> None:
 
 def _refusal(exchange: Exchange) -> Failure:
     if not exchange.status:
-        kinds = {"no connection": "connection", "nothing arrived": "timeout", "what arrived": "malformed"}
-        kind = next((kind for words, kind in kinds.items() if exchange.broken.startswith(words)), "closed early")
-        return Failure(kind, 0, exchange.broken)
+        return Failure(exchange.failure, 0, exchange.reason[:MESSAGE_LIMIT])
     body = exchange.body.decode("utf-8", "replace")
     try:
         message = _complaint(json.loads(body))

@@ -51,7 +51,11 @@ class Pulse:
             self.wall_s += time.monotonic() - wall
 
     def _arrived(self, here: socket.socket) -> None:
-        now, data = time.monotonic(), here.recv(1 << 12)
+        """A turn of the loop later, as the coroutine that stamps an answer's bytes runs."""
+        asyncio.get_running_loop().call_soon(self._stamp, here.recv(1 << 12))
+
+    def _stamp(self, data: bytes) -> None:
+        now = time.monotonic()
         self.lags += [now - sent for (sent,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
 
     def _beat(self, there: socket.socket, over: threading.Event, power: "Power | None") -> None:

@@ -232,7 +232,7 @@ class Runner:
     ) -> Exchange:
         exchange = await target.ask(prompt.body)
         landed.append(Landed(prompt, exchange, variant, depth))
-        self.watcher.finished(exchange.status == 200 and not exchange.broken)
+        self.watcher.finished(exchange.status == 200 and not exchange.failure)
         return exchange
 
     async def _records(self, cell: Cell, target: Target, number: int, landed: list[Landed]) -> list[Request]:

@@ -13,10 +13,10 @@ import aiohttp
 from stoker.bench.metrics_page import counters
 from stoker.bench.record import ServerFacts
 from stoker.bench.tokens import Counter, Refused, find_counter
-from stoker.bench.wire import Clock, Exchange, Wires
+from stoker.bench.wire import Clock, Exchange, open_connections, open_session, timed_post
 from stoker.errors import BenchError
 
-PATIENCE = 300.0
+TIMEOUT = 300.0
 # What may be asked for beside the answer; strict servers refuse what they do not know, so the first that works is kept.
 # The third is what OpenAI's reasoning models take: no temperature, and another name for max_tokens.
 EVERYTHING: dict[str, Any] = {
@@ -41,30 +41,26 @@ class Target:
         name: str = "A",
         tokenizer: Path | None = None,
         context: int | None = None,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
         clock: Clock = time.monotonic,
     ) -> None:
         at = urlsplit(url if "//" in url else f"http://{url}")
         if at.scheme not in ("http", "https") or not at.hostname:
             raise BenchError(f"{url!r} is no address of a server; write it like http://localhost:8000")
-        self._prefix = at.path.rstrip("/").removesuffix("/v1")
-        self.url = f"{at.scheme}://{at.netloc}{self._prefix}"
+        self.url = f"{at.scheme}://{at.netloc}{at.path.rstrip('/').removesuffix('/v1')}"
         self.name, self.model, self.context = name, model, context
         self.engine = ""
-        self.clock, self.patience = clock, patience
+        self.clock, self.timeout = clock, timeout
         self.counter = Counter()
         self.has_metrics = False
         self.speculation = "none seen"
         self._extra, self._tokenizer = extra or {}, tokenizer
         self._dialect = EVERYTHING
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        wire_headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "User-Agent": "stoker-bench"}
-        self._wires = Wires(at, clock, {**wire_headers, **self._headers})
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Target":
-        timeout = aiohttp.ClientTimeout(total=self.patience)
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        self._session = open_session(self.clock, self._headers, self.timeout)
         try:
             await self._discover()
         except BaseException:
@@ -75,7 +71,6 @@ class Target:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._wires.close()
         if self._session is not None:
             await self._session.close()
 
@@ -89,18 +84,17 @@ class Target:
 
     async def ask(self, asked: dict[str, Any]) -> Exchange:
         """A timed, streamed request. Never raises for what the server does; the exchange says what went wrong."""
-        path = f"{self._prefix}/v1/completions" if "prompt" in asked else f"{self._prefix}/v1/chat/completions"
+        assert self._session is not None
+        url = f"{self.url}/v1/completions" if "prompt" in asked else f"{self.url}/v1/chat/completions"
         body = json.dumps(self.body(asked)).encode()
-        try:
-            return await self._wires.post(path, body, self.patience)
-        except (OSError, TimeoutError) as error:
-            now = self.clock()
-            return Exchange(now, now, f"no connection to {self.url}: {error}")
+        return await timed_post(self._session, url, body, self.clock, self.timeout)
 
     async def open(self, connections: int) -> None:
+        """As many connections as will be used at once, before the first request is timed."""
+        assert self._session is not None
         try:
-            await self._wires.open(connections, self.patience)
-        except (OSError, TimeoutError) as error:
+            await open_connections(self._session, f"{self.url}/v1/models", connections)
+        except (aiohttp.ClientError, OSError) as error:
             raise BenchError(f"cannot open {connections} connections to {self.url}: {error}") from error
 
     async def prompt_tokens(self, asked: dict[str, Any]) -> int:
@@ -142,7 +136,7 @@ class Target:
     async def _ready(self) -> None:
         """A server that is still loading says so at /ready or /health; others have neither, or answer at once."""
         assert self._session is not None
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.timeout
         for path in ("/ready", "/health"):
             while time.monotonic() < deadline:
                 try:

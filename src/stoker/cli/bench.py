@@ -98,7 +98,7 @@ def bench(
         "extra": extra,
         "tokenizer": tokenizer,
         "context": context,
-        "patience": timeout,
+        "timeout": timeout,
     }
     targets = [Target(url, model, api_key, name="A", **shared)]
     if against:
