@@ -93,7 +93,7 @@ def test_log_likelihoods_are_those_that_lm_eval_recorded(server: Running) -> Non
     """benchmarks/server/harness/run.py recorded them; a new model needs a new record."""
     newest = sorted((BENCHMARKS / "results").glob("lm_eval-*.json"))[-1]
     recorded = json.loads(newest.read_text(encoding="utf-8"))["loglikelihoods"]
-    questions = (BENCHMARKS / "harness" / "endings.jsonl").read_text(encoding="utf-8").splitlines()
+    questions = (BENCHMARKS / "server" / "harness" / "endings.jsonl").read_text(encoding="utf-8").splitlines()
     for question, expected in zip(map(json.loads, questions), recorded, strict=True):
         start = server.post("/tokenize", {"prompt": question["text"]}).json()["count"]
         found = []

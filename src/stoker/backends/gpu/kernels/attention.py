@@ -131,8 +131,9 @@ def slots_of(tokens: int, splits: int) -> int:
 
 @triton.jit
 def _in_registers(x):
-    """The same, but to the compiler a result: an asynchronous product then takes it from registers. From shared memory
-    that threads had written some read wrong values on an H200 (Triton 3.6, docs/log.md), from copies by hardware none.
+    """x itself, hidden from the compiler behind an empty instruction, so that an asynchronous product (wgmma) takes it
+    from registers. From shared memory that threads had written, some products read wrong values on an H200 (Triton 3.6,
+    docs/log/gpu-decode.md); from shared memory that asynchronous copies had filled, none did.
     """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
 
