@@ -80,7 +80,7 @@ ifeq ($(TORCH_BUILD),cpu)
 else
 	@echo "Downloading into $(VENV): 3 GB on Linux, where torch brings CUDA. Without: make $(MAKECMDGOALS) TORCH=cpu (0.4 GB)"
 endif
-	$(PIP_INSTALL) --editable '.[server,cpu]'
+	$(PIP_INSTALL) --editable '.[server]'
 	@touch $@
 
 # uv knows where PyTorch keeps its CPU builds. Whether that can be reached is asked once, without retries, so that a
@@ -90,5 +90,5 @@ TORCH_FOR_CPU = $(PIP_INSTALL) uv && UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=10 $(UV_T
   echo "PyTorch's own index did not serve torch for the CPU. pip takes torch from its index instead; on Linux the public one has it with CUDA, 3 GB."
 
 $(READY): $(INSTALLED)
-	$(PIP_INSTALL) --editable '.[server,cpu,dev]'
+	$(PIP_INSTALL) --editable '.[server,dev]'
 	@touch $@

@@ -80,7 +80,7 @@ def resolve(*targets: tuple[str, str], arguments: tuple[str, ...]) -> dict[tuple
 
 @pytest.mark.usefixtures("index")
 def test_every_pin_resolves_from_the_public_index_on_linux_and_nothing_but_cuda_is_left_unpinned() -> None:
-    extras = ("--extra", "server", "--extra", "cpu", "--extra", "dev")
+    extras = ("--extra", "server", "--extra", "dev")
     targets = [(platform, python) for platform in LINUX for python in PYTHONS]
     pins = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text().lower().replace("_", "-"), re.M))
     for target, resolved in resolve(*targets, arguments=("constraints.txt", "pyproject.toml", *extras)).items():
@@ -155,7 +155,7 @@ def set_up(
 def test_the_demo_is_set_up_without_test_tools(tmp_path: Path, version: str) -> None:
     status, said, asked = set_up(tmp_path, ".installed", "TORCH=cuda", version=version)
     assert status == 0, said
-    assert "--editable .[server,cpu]\n" in asked
+    assert "--editable .[server]\n" in asked
     assert "dev" not in asked
     assert "uv" not in asked
     assert "3 GB" in said
@@ -165,7 +165,7 @@ def test_the_demo_is_set_up_without_test_tools(tmp_path: Path, version: str) -> 
 def test_the_tests_are_set_up_with_their_tools(tmp_path: Path) -> None:
     status, said, asked = set_up(tmp_path, ".ready", "TORCH=cuda")
     assert status == 0, said
-    assert asked.endswith("--editable .[server,cpu,dev]\n")
+    assert asked.endswith("--editable .[server,dev]\n")
 
 
 @pytest.mark.parametrize("version", ["3, 10", "3, 15"])
@@ -188,7 +188,7 @@ def test_where_torch_for_the_cpu_cannot_be_reached_pip_takes_its_own(tmp_path: P
     status, said, asked = set_up(tmp_path, ".installed", "TORCH=cpu", fail_uv="1")
     assert status == 0, said
     assert asked.count("-m uv") == 1
-    assert asked.endswith("--editable .[server,cpu]\n")
+    assert asked.endswith("--editable .[server]\n")
     assert "did not serve torch for the CPU" in said
 
 

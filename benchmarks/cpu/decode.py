@@ -28,8 +28,7 @@ import torch
 from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.experts import Experts, SparseMlp
-from stoker.backends.cpu.kernels.experts import StepExperts
+from stoker.backends.cpu.experts import Experts
 from stoker.backends.cpu.kernels.packed import Packed, PackedExperts
 from stoker.backends.cpu.load import load_model
 from stoker.backends.cpu.modules import Fused
@@ -44,7 +43,7 @@ from stoker.speculate.choice import DraftChoice
 
 WIDTHS = (1, 2, 4, 8, 16)  # tokens of one sequence in a step
 BATCH = 8
-TARGETS = {"transformers": 4.0, "batch": 2.5, "JSON": 2.0, "agent": 2.0, "prose": 1.2}
+TARGETS = {"transformers": 4.0, "batch": 2.5, "JSON": 2.0, "agent": 2.0}
 DRAFTS = ("mtp:auto", "dflash:auto", "lookup:auto", "lookup+mtp:auto")
 
 
@@ -163,17 +162,9 @@ def step_times(model: Decoder, widths: Sequence[int], rounds: int) -> dict[int, 
 
 
 def bytes_per_step(model: Decoder) -> int:
-    """What a step of one token reads of the trunk: packed weights as they lie in memory, and the recurrent state.
-
-    The compiled kernel reads the experts that were chosen, torch's products read all of them.
-    """
-    seen, read = 0, set()
+    """What a step of one token reads of the trunk: packed weights as they lie in memory, and the recurrent state."""
+    seen = 0
     for part in [model, *model.layers.modules()]:
-        if part in read:
-            continue
-        if isinstance(part, SparseMlp) and isinstance(part.steps.kernel, StepExperts):
-            seen += part.steps.kernel.bytes_read(part.moe.top_k)
-            read |= {part.experts, *part.shared_expert.modules()}
         weights: list[object] = [value.packed for value in vars(part).values() if isinstance(value, Fused)]
         weights += [part.lm_head.weight] if isinstance(part, Decoder) else []
         weights += [part.gate_up_proj, part.down_proj] if isinstance(part, Experts) else []

@@ -58,9 +58,8 @@ def main() -> None:
     console.print(
         "The embedded model: a Qwen3.5-style hybrid (GatedDeltaNet + attention, mixture of experts) with MTP head and "
         "DFlash drafter, in INT4, FP8, INT8 and BF16. What it was trained on and what it can do: "
-        "src/stoker/demo/MODEL_CARD.md"
+        "src/stoker/demo/MODEL_CARD.md\n"
     )
-    console.print("The first start on a machine compiles kernels for its processor.\n", style="dim")
     began = time.monotonic()
     with console.status("starting") as status:
         servers = serving(list(METHODS.values()), status.update)

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from stoker.errors import EngineError
 
-PATIENCE_S = 600.0  # the first start on a machine compiles kernels; a busy machine takes minutes over it
+PATIENCE_S = 300.0  # four servers start at once, on a busy machine perhaps
 STOKER = (sys.executable, "-c", "from stoker.cli.main import run; run()")
 
 
@@ -26,9 +26,8 @@ def serving(drafts: Sequence[str], say: Callable[[str], None]) -> Iterator[list[
     servers: list[_Server] = []
     before = signal.signal(signal.SIGTERM, _stop)  # or a kill would leave the servers behind
     try:
-        servers.append(_Server(drafts[0]))
-        servers[0].wait_until_ready(say)  # it compiles for all of them
-        servers += [_Server(draft) for draft in drafts[1:]]
+        for draft in drafts:
+            servers.append(_Server(draft))
         for server in servers:
             server.wait_until_ready(say)
         yield [server.address for server in servers]

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.sampling.probabilities import best_tokens
 from stoker.sampling.settings import Sampling
 
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # splitmix64, as signed
@@ -66,7 +65,7 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         for i in shaped:
             _shape(scores[i], rows[i])
     warm = [i for i, row in enumerate(rows) if row.sampling.temperature > 0.0]
-    chosen = best_tokens(scores)
+    chosen = scores.argmax(-1)
     if warm:
         chosen[warm] = _sample(scores[warm], [rows[i] for i in warm])
     return chosen

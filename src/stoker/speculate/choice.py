@@ -115,9 +115,8 @@ class DraftChoice:
         self.expect(kind, model, directory)
         if kind == "lookup":
             from stoker.speculate.lookup import LookupDrafter
-            from stoker.speculate.phrases import Phrases
 
-            return LookupDrafter(depth, Phrases.beside(directory, model.config.vocab_size))
+            return LookupDrafter(depth)
         from stoker.speculate.draft_head import HeadChoice
         from stoker.speculate.low_bits import lower_all
 

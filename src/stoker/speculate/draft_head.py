@@ -17,7 +17,6 @@ from stoker.backends.cpu.kernels.packed import Packed, unpacked
 from stoker.backends.cpu.ops.linear import Weight, as_tensor, linear
 from stoker.backends.family import Family
 from stoker.sampling.extended import Extended
-from stoker.sampling.probabilities import probabilities
 from stoker.sampling.sampler import Row, choose
 from stoker.speculate.depth.reads import weight_bytes
 from stoker.speculate.drafter import DraftRequest
@@ -71,7 +70,8 @@ class DraftHead:
     def guess(self, logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, float]]:
         """Each row's token, chosen as the model would choose it, and its probability."""
         tokens = choose(logits, rows)
-        return list(zip(tokens.tolist(), probabilities(logits, tokens).tolist(), strict=True))
+        sure = (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).exp()
+        return list(zip(tokens.tolist(), sure.tolist(), strict=True))
 
     def read(self, requests: Sequence[DraftRequest]) -> None:
         """Learns which tokens these texts use; each is counted once."""
@@ -103,10 +103,10 @@ class DraftHead:
         """In the bits asked for, and packed where the model's own weights are."""
         if self._how.bits:
             weight = lower(as_tensor(weight), self._how.bits)
-        if isinstance(head := self._model.lm_head.weight, Packed):
+        if isinstance(self._model.lm_head.weight, Packed):
             from stoker.backends.cpu.pack import pack
 
-            return pack(weight, blocks=head.blocks)
+            return pack(weight)
         return weight
 
 

@@ -1,7 +1,4 @@
-"""Drafting by looking back: what followed the last few tokens when they last occurred in prompt or output.
-
-Where a model comes with a table of its phrases, that answers if the text itself has nothing likelier to say.
-"""
+"""Drafting by looking back: what followed the last few tokens when they last occurred in prompt or output."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +9,11 @@ from stoker.backends.cpu.batch import Batch
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.phrases import Phrases
 
-SOURCE, PHRASES = "lookup", "phrases"  # of drafts from the text, and from the table
+SOURCE = "lookup"  # of its drafts, in statistics
 LONGEST, SHORTEST = 4, 2  # tokens of a match; a single token recurs too often to mean anything
 HABIT = 0.98  # per observation: how often a match of a length went on, over about the last fifty
 STRENGTH = 6.0  # observations the first guess is worth
-UNLIKELY = 0.12  # phrases are followed while all of a draft is at least that likely to be right: else no row pays
 
 
 @dataclass(slots=True)
@@ -42,9 +37,8 @@ class LookupDrafter:
     observes = False
     costs: Mapping[str, DraftCost] = {}
 
-    def __init__(self, max_depth: int, phrases: Phrases | None = None) -> None:
-        self.max_depth, self._phrases = max_depth, phrases
-        self._before = max(LONGEST, phrases.longest if phrases else 0)  # tokens that drafts are made from
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
         self._texts: dict[int, _Text] = {}
         lengths = LONGEST + max_depth + 1
         self._went_on = [STRENGTH * (1.0 - 0.9 / max(2, n)) for n in range(lengths)]  # longer matches go on more often
@@ -66,26 +60,9 @@ class LookupDrafter:
         text = self._texts.get(request.slot)
         if text is None:
             text = self._texts[request.slot] = _Text()
-        begin = max(0, text.entered - self._before)
+        begin = max(0, text.entered - LONGEST)
         tail = _slice(request, begin, request.length)  # what is new, and a few tokens before
-        draft = self._guess(text, request, tail, begin)
-        if self._phrases is None or not request.depth:
-            return draft
-        phrase = self._phrase(self._phrases, tail, min(request.depth, self.max_depth))
-        return phrase if phrase.confidence and phrase.confidence[0] > (*draft.confidence, 0.0)[0] else draft
-
-    def _phrase(self, phrases: Phrases, tail: Sequence[int], depth: int) -> Draft:
-        """What the model often writes after the last tokens."""
-        text = list(tail[-phrases.longest :])
-        known, sure, right = len(text), [], 1.0
-        for _ in range(depth):
-            answer = phrases.next(text)
-            if answer is None or right * answer[1] < UNLIKELY:
-                break
-            text.append(answer[0])
-            sure.append(answer[1])
-            right *= answer[1]
-        return Draft(text[known:], sure, PHRASES if sure else "")
+        return self._guess(text, request, tail, begin)
 
     def _guess(self, text: _Text, request: DraftRequest, tail: tuple[int, ...], begin: int) -> Draft:
         """What followed the text's end when that occurred before. `tail` is the text from `begin` on."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import CheckpointError
-from stoker.weights.files import INDEX, PHRASES, scan
+from stoker.weights.files import INDEX, scan
 from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.formats.rules import FormatTable, formats_in
 from stoker.weights.headers import TensorInfo
 from stoker.weights.json_file import read_json
 from stoker.weights.problems import refuse_errors
 
-__all__ = ["INDEX", "PHRASES", "Checkpoint", "quantization_config"]
+__all__ = ["INDEX", "Checkpoint", "quantization_config"]
 
 
 @dataclass(frozen=True)

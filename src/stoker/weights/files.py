@@ -18,7 +18,6 @@ from stoker.weights.json_file import KINDS, MAX_JSON, read_json
 from stoker.weights.problems import Problem, count
 
 INDEX = "model.safetensors.index.json"
-PHRASES = "phrases.safetensors"  # no weights: a table of what the model often writes, for the lookup drafter
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TEXT = (".json", ".jinja", ".txt", ".model", ".tiktoken")  # what tokenizers and templates are read from
 READ_BY_US = ("config.json", "generation_config.json", INDEX)  # these say themselves what is wrong with them
@@ -39,7 +38,7 @@ class Files:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.glob("*.safetensors") if path.name != PHRASES)
+    return sorted(directory.glob("*.safetensors"))
 
 
 def scan(directory: Path, reads: Reads | None = None) -> Files:

@@ -6,17 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu import pack as packing
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import Experts
 from stoker.backends.cpu.kernels.packed import Packed, PackedExperts
-from stoker.backends.cpu.kernels.product import Bf16Product
 from stoker.backends.cpu.load import load_model, prepare
 from stoker.backends.cpu.modules import DenseMlp, Fused
-from stoker.backends.cpu.ops.linear import linear
-from stoker.backends.cpu.pack import pack
 from stoker.backends.family import Family
-from stoker.weights.formats.int4 import Int4
 from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
 from tests.conftest import FAMILIES
 from tests.support.situations import intel_int4, qwen_fp8
@@ -55,23 +50,6 @@ def test_logits_are_near_those_of_the_fp32_reference(tmp_path: Path, write, kind
     errors = row_errors(logits(load_model(tmp_path).model, kind), want)
     assert errors.median() <= 0.05
     assert errors.max() <= 0.6
-
-
-def test_prompts_have_a_product_of_their_own_where_bf16_holds_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong one would be seen in the result, a missing one in the place."""
-    monkeypatch.setattr(packing, "_held", {})
-    monkeypatch.setattr(packing, "rows_independent", lambda *_: True)  # a processor may well fail a trial
-    x, dense = torch.randn(70, 512).bfloat16(), torch.randn(576, 512)
-    for rounding in ("short", "fp16"):
-        weight = Int4.quantize(dense, scale_rounding=rounding)
-        packed = pack(weight, twice=True)
-        if rounding == "short" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-            assert isinstance(packed.many, Bf16Product)
-        elif rounding == "fp16":
-            assert packed.many is None
-        want = x.float() @ weight.dequantize().t()
-        for kind in Family:
-            assert (linear(x, packed, kind).float() - want).norm() <= 0.005 * want.norm()
 
 
 def test_a_step_is_told_of_progress_in_bytes(checkpoints: dict[str, Path]) -> None:

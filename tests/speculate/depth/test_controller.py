@@ -136,7 +136,7 @@ def test_free_drafts_as_good_as_they_claim_are_not_given_up_for_the_first_few_mi
     for step in range(800):
         controller.ask([step // 20], [1])
         sure = rng.choice(list(verified))
-        depth = controller.cut([Draft([1], [sure], "phrases")])[0]
+        depth = controller.cut([Draft([1], [sure], "lookup")])[0]
         hit = rng.random() < sure
         controller.observe([[1, 2][: 1 + depth] if hit else [3]], 0.02 * (1.0 + 0.24 * depth), 0.0)
         verified[sure].append(depth)

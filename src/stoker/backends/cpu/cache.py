@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.ops.deltanet import DeltaState, commit
-from stoker.backends.cpu.ops.dispatch import KERNELS
 from stoker.backends.cpu.recurrence import Recurrence, ring_size
 from stoker.backends.family import PAGE_SIZE
 from stoker.errors import RequestError
@@ -64,13 +63,6 @@ def allocate_delta_state(
         inputs=zeros(ring, delta.conv_channels),
         pending=zeros(ring, fed, dtype=torch.float32),
     )
-
-
-def steps_serially(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> bool:
-    """Whether there is a kernel that computes a DeltaNet layer's tokens one after another."""
-    delta = config.delta
-    there = torch.device(device).type == "cpu" and "gated_delta" in KERNELS["cpu"]
-    return there and delta is not None and dtype == torch.bfloat16 and delta.key_dim % 4 == 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,7 @@ class Cache:
             return allocate_delta_state(slots, window, config.delta, dtype, device)
 
         kernel = config.delta.conv_kernel if config.delta else 1
-        recurrence = Recurrence(slots, window, kernel, device, steps_serially(config, dtype, device))
+        recurrence = Recurrence(slots, window, kernel, device)
         return cls(tuple(state(kind) for kind in config.layer_types), recurrence)
 
     @property

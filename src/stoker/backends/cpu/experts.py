@@ -1,7 +1,5 @@
 """Mixture of experts with an optional shared expert behind a sigmoid gate."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -25,25 +23,6 @@ class Experts(nn.Module):
         self.down_proj = parameter(moe.num_experts, hidden_size, moe.intermediate_size)
 
 
-class StepKernel(Protocol):
-    """Routed experts and the shared one in one go."""
-
-    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, gate: Tensor | None) -> Tensor:
-        """`gate` [T, 1] is the shared expert's, before its sigmoid."""
-
-
-class Steps:
-    """Holds a kernel made from the experts' weights. While there is one, steps use it."""
-
-    def __init__(self, *linears: Linear) -> None:
-        self.kernel: StepKernel | None = None
-        for part in linears:
-            part.users.append(self)
-
-    def unpack(self) -> None:
-        self.kernel = None
-
-
 class SparseMlp(nn.Module):
     def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
         super().__init__()
@@ -51,24 +30,20 @@ class SparseMlp(nn.Module):
         self.routed: Tensor | None = None  # [T, top_k] experts of the last forward, for whoever counts them
         self.gate = Linear(hidden_size, moe.num_experts)
         self.experts = Experts(hidden_size, moe)
-        self.routing, self.steps = FusedGates(self.gate), Steps()
+        self.routing = FusedGates(self.gate)
         if moe.shared_intermediate_size:
             self.shared_expert = DenseMlp(hidden_size, moe.shared_intermediate_size)
             self.shared_expert_gate = Linear(hidden_size, 1)
             self.routing = FusedGates(self.gate, self.shared_expert_gate)
-            shared = self.shared_expert
-            self.steps = Steps(shared.gate_proj, shared.up_proj, shared.down_proj)
 
     def forward(self, x: Tensor, family: Family) -> Tensor:
         """-> [T, H] fp32."""
-        moe, kernel = self.moe, self.steps.kernel
+        moe = self.moe
         logits = self.routing.joined(x, family)  # [T, E], and the shared expert's gate behind
         chosen, weights = route(logits.narrow(1, 0, moe.num_experts), moe.top_k, moe.renormalize)
         self.routed = chosen
-        gate = logits.narrow(1, moe.num_experts, 1) if moe.shared_intermediate_size else None
-        if kernel is not None and family is Family.STEP:
-            return kernel(x, chosen, weights, gate)
         out = routed_experts(x, chosen, weights, self.experts.gate_up_proj, self.experts.down_proj, family)
-        if gate is not None:
+        if moe.shared_intermediate_size:
+            gate = logits.narrow(1, moe.num_experts, 1)
             out = torch.addcmul(out, self.shared_expert(x, family), sigmoid(gate))
         return out

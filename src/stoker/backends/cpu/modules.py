@@ -1,7 +1,7 @@
 """Projections and norms as modules: they own parameters and call the ops."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,6 @@ def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
-class Packable(Protocol):
-    """What is packed from weights, and must not be used once one of them is replaced."""
-
-    def unpack(self) -> None: ...
-
-
 class Linear(nn.Module):
     """x @ W^T without bias; weight [out, in], plain or in a storage format. A module computes it through `Fused`."""
 
@@ -31,7 +25,7 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.users: list[Packable] = []
+        self.users: list[Fused] = []
         self.weight = parameter(out_features, in_features)
 
     def __setattr__(self, name: str, value: Any) -> None:

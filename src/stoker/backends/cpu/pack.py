@@ -1,10 +1,9 @@
-"""Packing a model's weights for the CPU backend, once, after loading: which form each weight takes.
+"""Packing a model's weights for torch's CPU kernels, once, after loading: which form each weight takes.
 
-Steps of a small model use compiled kernels, for which weights lie in blocks. Elsewhere INT4 stays INT4, INT8 codes and
-small matrices become fp16, larger ones bf16, as the sum of two numbers where one does not hold the value (FP8 with its
-scale). Where the processor multiplies bf16 itself, whatever has many rows is bf16: prompts, if bf16 holds the values of
-a small model, and without compiled kernels a DFlash drafter, whose rounding changes guesses and never the output.
-Otherwise values are those of the checkpoint, always. A form whose rows are not independent on this machine is not used.
+INT4 stays INT4, INT8 codes and small matrices become fp16, larger ones bf16, as the sum of two numbers where one does
+not hold the value (FP8 with its scale). Values are those of the checkpoint, always, but for a DFlash drafter on a
+processor that multiplies bf16 itself: there it is rounded to bf16, which changes guesses and never the output. A form
+whose rows are not independent on this machine is not used.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
-from stoker.backends.cpu.experts import Experts, SparseMlp
+from stoker.backends.cpu.experts import Experts
 from stoker.backends.cpu.kernels import attention, kernels  # noqa: F401  (registers the operations)
 from stoker.backends.cpu.kernels.check import (
     COUNTS,
@@ -26,7 +25,6 @@ from stoker.backends.cpu.kernels.check import (
     random_rows,
     rows_independent,
 )
-from stoker.backends.cpu.kernels.enable import compiled_kernels, in_use
 from stoker.backends.cpu.kernels.packed import Packed, PackedExperts, unpacked, weight_bytes
 from stoker.backends.cpu.kernels.product import (
     Bf16Product,
@@ -48,23 +46,14 @@ INT4_OUTPUTS = 64  # outputs of one block of the int4 kernel
 FEW_EXPERTS = 32  # that are computed all at once
 CACHED = 1 << 17  # values of a matrix that stays in a core's cache while it is multiplied
 
-SMALL_MODEL = 1 << 28  # bytes, as stored, of a model whose weights may be kept twice
-
 _held: dict[tuple[str, int, int], bool] = {}  # (kind, out, in) -> rows are independent
 
 
 def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
     """Packs every projection and expert of a bf16 network in host memory, in place. Weights that were replaced since
     the last time are packed again."""
-    small = sum(nbytes for nbytes, _ in _jobs(module, pack, False)) <= SMALL_MODEL
-    # a drafting network takes what its trunk has switched on: kernels it added would change the trunk's rounding
-    compiled = small and (compiled_kernels() if isinstance(module, Decoder) else in_use())
-    how: Callable[..., Packed] = partial(pack, twice=small and _fast_bf16(), blocks=compiled)
-    if _fast_bf16() and isinstance(module, DFlash) and not compiled:
-        how = pack_rounded
-    jobs = list(_jobs(module, how, wide=compiled and _fast_bf16()))
-    if compiled:
-        jobs += _compiled_jobs(module)
+    rounded = isinstance(module, DFlash) and _fast_bf16()
+    jobs = list(_jobs(module, pack_rounded if rounded else pack))
     done, total = 0, sum(nbytes for nbytes, _ in jobs)
     for nbytes, job in jobs:
         job()
@@ -73,34 +62,16 @@ def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
             progress(done, total)
 
 
-def _jobs(module: nn.Module, how: Callable[..., Packed], wide: bool) -> Iterator[tuple[int, Callable[[], None]]]:
-    """What there is to pack, with the bytes of its weights; `wide` experts serve prompts only."""
+def _jobs(module: nn.Module, how: Callable[..., Packed]) -> Iterator[tuple[int, Callable[[], None]]]:
+    """What there is to pack, with the bytes of its weights."""
     for part in module.modules():
         if isinstance(part, Experts):
-            yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part, wide)
+            yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part)
         elif isinstance(part, Decoder):
             yield _bytes(part.lm_head.weight), partial(_replace, part.lm_head, how)
         for fused in vars(part).values():
             if isinstance(fused, Fused):
                 yield _bytes(*fused.weights), partial(fused.pack, how)
-
-
-def _compiled_jobs(module: nn.Module) -> Iterator[tuple[int, Callable[[], None]]]:
-    for part in module.modules():
-        if isinstance(part, SparseMlp):
-            yield _bytes(part.experts.gate_up_proj, part.experts.down_proj), partial(_lay_out, part)
-
-
-def _lay_out(mlp: SparseMlp) -> None:
-    """The experts as the compiled kernel takes them, where it does."""
-    from stoker.backends.cpu.kernels.experts import StepExperts
-
-    gate_up, down = (_parts(unpacked(weight)) for weight in (mlp.experts.gate_up_proj, mlp.experts.down_proj))
-    shared = None
-    if mlp.moe.shared_intermediate_size:
-        own = mlp.shared_expert
-        shared = own.gate_proj.weight, own.up_proj.weight, own.down_proj.weight
-    mlp.steps.kernel = StepExperts.of(gate_up, down, shared)
 
 
 def _replace(projection: Linear, how: Callable[..., Packed]) -> None:
@@ -110,8 +81,8 @@ def _replace(projection: Linear, how: Callable[..., Packed]) -> None:
     projection.weight = packed
 
 
-def _replace_experts(experts: Experts, wide: bool) -> None:
-    gate_up, down = pack_experts(unpacked(experts.gate_up_proj), unpacked(experts.down_proj), wide)
+def _replace_experts(experts: Experts) -> None:
+    gate_up, down = pack_experts(unpacked(experts.gate_up_proj), unpacked(experts.down_proj))
     del experts.gate_up_proj, experts.down_proj
     experts.gate_up_proj, experts.down_proj = gate_up, down
 
@@ -120,15 +91,10 @@ def _bytes(*weights: Weight) -> int:
     return sum(weight_bytes(weight) for weight in weights)
 
 
-def pack(*weights: Weight, precise: bool = False, twice: bool = False, blocks: bool = False) -> Packed:
-    """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16. `twice`: a
-    second product is made for prompts, if bf16 holds the values. `blocks`: by the compiled kernel, if it takes them."""
+def pack(*weights: Weight, precise: bool = False) -> Packed:
+    """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16."""
     weights = tuple(unpacked(weight) for weight in weights)
-    compiled = _blocks_product(weights) if blocks and not precise else None
-    product, many = compiled or _product(weights, precise), None
-    if twice and None not in (part for weight in weights for part in _int4_parts(weight)):
-        many = _exact_product(torch.cat([as_tensor(weight) for weight in weights]))
-    return Packed(weights, tuple(_outputs(weight) for weight in weights), product, many, compiled is not None)
+    return Packed(weights, tuple(_outputs(weight) for weight in weights), _product(weights, precise))
 
 
 def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
@@ -140,8 +106,8 @@ def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
     return Packed(weights, tuple(_outputs(weight) for weight in weights), found)
 
 
-def pack_experts(gate_up: Weight, down: Weight, wide: bool = False) -> tuple[PackedExperts, PackedExperts]:
-    """gate_up [E, 2I, H] and down [E, H, I]; `wide`: in bf16 if that holds the values."""
+def pack_experts(gate_up: Weight, down: Weight) -> tuple[PackedExperts, PackedExperts]:
+    """gate_up [E, 2I, H] and down [E, H, I]."""
     count, width = _experts(down), _inputs(down)
     if count > FEW_EXPERTS:
         return (
@@ -158,15 +124,13 @@ def pack_experts(gate_up: Weight, down: Weight, wide: bool = False) -> tuple[Pac
         return x.transpose(0, 1).flatten(1)
 
     return (
-        PackedExperts(gate_up, count, (_joined(gate_up, gates_first, wide),)),
-        PackedExperts(down, count, (_joined(down, side_by_side, wide),)),
+        PackedExperts(gate_up, count, (_joined(gate_up, gates_first),)),
+        PackedExperts(down, count, (_joined(down, side_by_side),)),
     )
 
 
-def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor], wide: bool) -> Product:
+def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor]) -> Product:
     """All experts as one matrix, arranged from [E, out, in]."""
-    if wide and (found := _exact_product(arrange(as_tensor(weight)))) is not None:
-        return found
     int4 = [part for part in _int4_parts(weight) if part is not None]
     if len(int4) == len(_int4_parts(weight)) and len({part.group for part in int4}) == 1:
         codes = torch.cat([unpack_nibbles(part.qweight).transpose(1, 2) for part in int4], dim=1).int()
@@ -190,16 +154,6 @@ def _product(weights: tuple[Weight, ...], precise: bool = False) -> Product:
     if len(weights) == 1 and isinstance(weights[0], Int8Row):
         return _dense_product(weights[0].weight, weights[0].weight_scale.float().reshape(-1))
     return _dense_product(torch.cat([as_tensor(weight) for weight in weights]))
-
-
-def _blocks_product(weights: tuple[Weight, ...]) -> Product | None:
-    from stoker.backends.cpu.kernels.dense import BlockProduct
-    from stoker.backends.cpu.kernels.pairs import Blocks
-
-    found = Blocks.of(*(part for weight in weights for part in _parts(weight)))
-    if found is None:
-        return None
-    return _if_held(f"blocks of {found.kind}", found.outputs, found.inputs, BlockProduct(found))
 
 
 def _int4_product(codes: Tensor, scales: Tensor) -> Product | None:
@@ -229,11 +183,6 @@ def _dense_product(dense: Tensor, row_scale: Tensor | None = None, precise: bool
     if found is None and row_scale is None and not precise and _sum_of_two(dense):
         found = _bf16_product(dense)
     return found or TiledProduct(dense.float() if row_scale is None else dense.float() * row_scale[:, None])
-
-
-def _exact_product(dense: Tensor) -> Product | None:
-    """In bf16, if that holds every value."""
-    return _bf16_product(dense) if torch.equal(dense.bfloat16().float(), dense.float()) else None
 
 
 def _bf16_product(dense: Tensor) -> Product | None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch
-from stoker.backends.cpu.ops.deltanet import ChunkPass, Commits, PrefillPlan, Replay, SerialPlan, StepPlan
+from stoker.backends.cpu.ops.deltanet import ChunkPass, PrefillPlan, StepPlan
 from stoker.backends.family import STEP_CHUNK, Family
 
-Plan = StepPlan | SerialPlan | PrefillPlan
+Plan = StepPlan | PrefillPlan
 
 
 def ring_size(window: int, kernel: int) -> int:
@@ -40,13 +40,10 @@ class Span:
 
 
 class Recurrence:
-    """`base` tokens are in a slot's state; `held` more were accepted when its last step began.
+    """`base` tokens are in a slot's state; `held` more were accepted when its last step began."""
 
-    `serial`: tokens are added to a state one by one instead of in chunks, so that none is ever held.
-    """
-
-    def __init__(self, slots: int, window: int, kernel: int, device: torch.device | str, serial: bool = False) -> None:
-        self.window, self.kernel, self.serial, self._device = window, kernel, serial, device
+    def __init__(self, slots: int, window: int, kernel: int, device: torch.device | str) -> None:
+        self.window, self.kernel, self._device = window, kernel, device
         self._ring = ring_size(window, kernel)
         self.base, self.held = [0] * slots, [0] * slots
 
@@ -62,31 +59,25 @@ class Recurrence:
             spans = [Span(s, base, at) for s, base, at in zip(slots, bases, cached, strict=True)]
             for slot, at, first, stop in zip(slots, cached, starts, starts[1:], strict=False):
                 self.reset(slot, at + stop - first)
-            return self._prefill(batch, slots, cached, starts, self._commits(spans))
+            return self._prefill(batch, slots, cached, starts, self._passes(spans))
         self._check_window(starts)
-        if self.serial:
-            spans = [Span(s, base, at) for s, base, at in zip(slots, bases, cached, strict=True)]
-            for slot, at in zip(slots, cached, strict=True):
-                self.reset(slot, at)
-            runs = [[s, at, stop - first] for s, at, (first, stop) in zip(slots, cached, pairwise(starts), strict=True)]
-            return SerialPlan(self._replay(spans), torch.tensor(runs, device=self._device))
         whole = [max(base, at // STEP_CHUNK * STEP_CHUNK) for base, at in zip(bases, cached, strict=True)]
         spans = [Span(s, base, stop) for s, base, stop in zip(slots, bases, whole, strict=True)]
         for slot, base, at in zip(slots, whole, cached, strict=True):
             self.base[slot], self.held[slot] = base, at - base
         return self._step(slots, cached, starts, whole, self._passes(spans))
 
-    def flush(self, slot: int, accepted: int) -> Commits:
+    def flush(self, slot: int, accepted: int) -> list[ChunkPass]:
         """Commits all pending tokens, the first `accepted` of the last step included, be it a part of a chunk."""
         base = self.base[slot]
         span = Span(slot, base, self.position(slot) + accepted)
         self.reset(slot, span.stop)
-        return self._commits([span])
+        return self._passes([span])
 
-    def copying(self, slot: int, accepted: int) -> Commits:
+    def copying(self, slot: int, accepted: int) -> list[ChunkPass]:
         """The same for a copy of the state, whose only slot is 0; the slot itself stays as it is."""
         span = Span(slot, self.base[slot], self.position(slot) + accepted)
-        return self._commits([span], slot_of=lambda _: 0)
+        return self._passes([span], slot_of=lambda _: 0)
 
     def position(self, slot: int) -> int:
         """Tokens accepted when the slot's last step began, or when its prefill ended."""
@@ -97,7 +88,7 @@ class Recurrence:
         return [slot * self._ring + p % self._ring for p in range(position - self.kernel + 1, position)]
 
     def _prefill(
-        self, batch: Batch, slots: list[int], cached: list[int], starts: list[int], commits: Commits
+        self, batch: Batch, slots: list[int], cached: list[int], starts: list[int], commits: list[ChunkPass]
     ) -> PrefillPlan:
         taps, tail = batch.conv_inputs(self.kernel)
         before = [self.carried(s, at) for s, at in zip(slots, cached, strict=True)]
@@ -136,13 +127,6 @@ class Recurrence:
         longest = max(stop - first for first, stop in pairwise(starts))
         if longest > self.window:
             raise ValueError(f"a step of {longest} tokens exceeds the {self.window} the cache was made for")
-
-    def _commits(self, spans: Sequence[Span], slot_of: Callable[[int], int] = lambda slot: slot) -> Commits:
-        return self._replay(spans, slot_of) if self.serial else self._passes(spans, slot_of)
-
-    def _replay(self, spans: Sequence[Span], slot_of: Callable[[int], int] = lambda slot: slot) -> Replay:
-        rows = [[slot_of(span.slot), span.slot, span.base, span.stop] for span in spans]
-        return Replay(torch.tensor(rows, device=self._device))
 
     def _passes(self, spans: Sequence[Span], slot_of: Callable[[int], int] = lambda slot: slot) -> list[ChunkPass]:
         """The spans' chunks, the i-th of every span in the i-th pass."""

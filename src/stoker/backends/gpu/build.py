@@ -15,7 +15,6 @@ from stoker.speculate.combine import FirstOf
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.low_bits import lower_all
-from stoker.speculate.phrases import Phrases
 from stoker.weights.model_config import ModelConfig
 
 
@@ -46,7 +45,7 @@ def _drafter(
 ) -> Drafter:
     depth = min(choice.depth, LIMITS[kind])
     if kind == "lookup":
-        return LookupDrafter(depth, Phrases.beside(directory, model.config.vocab_size))
+        return LookupDrafter(depth)
     if kind == "mtp":
         return backend.draft_with_mtp(depth)
     weight = model.embed_tokens.weight

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from stoker.checkpoint.build.workspace import write_synced
 from stoker.errors import CheckpointError
-from stoker.weights.checkpoint import INDEX, PHRASES
+from stoker.weights.checkpoint import INDEX
 from stoker.weights.json_file import read_small
 
-TAKEN = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.md", "LICENSE*", "NOTICE*", PHRASES)
+TAKEN = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.md", "LICENSE*", "NOTICE*")
 WRITTEN_ANEW = ("config.json", INDEX, "stoker.json")
 # Each repeats quantization_config in a file of its own and would go stale; config.json carries it.
 QUANTISATION_FILES = ("quantization_config.json", "quantize_config.json", "hf_quant_config.json")
@@ -22,7 +22,7 @@ def sort_files(directory: Path) -> tuple[list[Path], list[str]]:
     left: list[str] = []
     for path in sorted(directory.iterdir()):
         name = path.name
-        if name.startswith(".") or name in WRITTEN_ANEW or (name.endswith(".safetensors") and name != PHRASES):
+        if name.startswith(".") or name in WRITTEN_ANEW or name.endswith(".safetensors"):
             continue
         if path.is_dir() and (path / "config.json").exists():
             lines.append(f"{name} not copied: a checkpoint of its own; a drafter comes along with --drafter {path}")

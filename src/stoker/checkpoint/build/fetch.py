@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from stoker.checkpoint.build.sources import Source
 from stoker.checkpoint.build.workspace import write_synced
-from stoker.weights.checkpoint import INDEX, PHRASES, Checkpoint
+from stoker.weights.checkpoint import INDEX, Checkpoint
 from stoker.weights.headers import MAX_HEADER, read_header
 from stoker.weights.hub import Hub, HubError, RemoteFile, parse_repository
 from stoker.weights.json_file import parse_json, read_json
@@ -54,7 +54,7 @@ def fetch(
     listed = index.get("weight_map") or {}
     if not isinstance(listed, dict):
         raise HubError(f"{repository}: the weight_map of {INDEX} is no object.")
-    weights = [name for name in files if name.endswith(".safetensors") and "/" not in name and name != PHRASES]
+    weights = [name for name in files if name.endswith(".safetensors") and "/" not in name]
     homes = {str(file) for name, file in listed.items() if wanted(name)}
     if missing := homes - set(weights):
         raise HubError(f"{repository}: {INDEX} names {sorted(missing)[0]}, which the repository does not have.")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stoker.backends.cpu.kernels.packed import Packed, PackedExperts
 from stoker.backends.cpu.kernels.product import ROWS, SmallProduct
-from stoker.backends.cpu.ops.dispatch import KERNELS, register
+from stoker.backends.cpu.ops.dispatch import register
 from stoker.backends.cpu.ops.elementwise import silu, whole_vectors
 from stoker.backends.cpu.ops.experts import add_by_rank
 from stoker.backends.cpu.ops.linear import Weight
@@ -20,8 +20,7 @@ def linear(x: Tensor, weight: Weight, family: Family, dtype: torch.dtype | None 
     if not isinstance(weight, Packed) or x.dtype != torch.bfloat16:
         return NotImplemented
     wanted = dtype or x.dtype
-    product = weight.product if family is Family.STEP or weight.many is None else weight.many
-    out = product(x, wanted) if x.shape[0] <= ROWS else _by_rows(product, x)
+    out = _by_rows(weight.product, x)
     return out if out.dtype == wanted else out.to(wanted)
 
 
@@ -30,8 +29,7 @@ def gate_linear(x: Tensor, weight: Weight, family: Family) -> Tensor | NotImplem
         return NotImplemented
     product = weight.product
     if isinstance(product, SmallProduct):
-        compiled = KERNELS["cpu"].get("small_product")
-        return compiled(x, product.weight) if compiled else _by_rows(product.filled, x)
+        return _by_rows(product.filled, x)
     return whole_vectors(_by_rows(product, x).float())
 
 

@@ -16,8 +16,6 @@ class Packed:
     sources: tuple[Weight, ...]
     sizes: tuple[int, ...]  # outputs of each
     product: Product
-    many: Product | None = None  # for prompts, if that is another
-    blocks: bool = False  # whether the product is the compiled kernel's
 
     @property
     def nbytes(self) -> int:

@@ -19,8 +19,8 @@ LARGEST_FP16 = 15  # values stay below 2^15
 
 
 class Product(Protocol):
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32, /) -> Tensor:
-        """[T, in] bf16 -> [T, out] in bf16 or fp32, T <= 128; in `dtype` if the kernel has a choice."""
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """[T, in] bf16 -> [T, out] in bf16 or fp32, T <= 128."""
 
     @property
     def resident(self) -> int:
@@ -55,7 +55,7 @@ class Int4Product:
     def resident(self) -> int:
         return self.packed.nbytes + self.scales.nbytes
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.copies > 1:
             x = torch.cat([x] * self.copies, dim=1)
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self.packed, self.group, self.scales)
@@ -78,7 +78,7 @@ class Bf16Product:
         whole = torch.cat(parts, dim=1).contiguous()
         return cls(torch.ops.mkldnn._reorder_linear_weight(whole, 1), len(parts), whole.nbytes)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.copies > 1:
             x = torch.cat([x] * self.copies, dim=1)
         return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self.weight, None, "none", [], "")
@@ -112,7 +112,7 @@ class Fp16Product:
         unscale = torch.full((len(parts), 1), 2.0**-power)
         return cls(weight, len(parts), 2 * len(parts) * dense.numel(), unscale, row_scale)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         copies = (x.unsqueeze(1) * self.unscale).flatten(1)  # fp32
         out = torch.ops.quantized.linear_dynamic_fp16(copies, self.weight)
         return out if self.row_scale is None else out.mul_(self.row_scale)
@@ -134,7 +134,7 @@ class SmallProduct:
     def resident(self) -> int:
         return self.weight.nbytes
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return self.filled(x).narrow(1, 0, self.outputs)
 
     def filled(self, x: Tensor) -> Tensor:
@@ -152,5 +152,5 @@ class TiledProduct:
     def resident(self) -> int:
         return self.weight.nbytes
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return tiled(x.float(), self.weight, TILE)

@@ -1,16 +1,12 @@
 """GatedDeltaNet between its projections: convolution, delta rule and state, with rollback that copies no state.
 
-A step does not touch the committed state; it keeps what each token feeds in (`pending`, a ring by position). There are
-two ways to go on from there, and a cache keeps to one of them (`Recurrence`):
+A step does not touch the committed state; it keeps what each token feeds in (`pending`, a ring by position). It
+computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state before that chunk.
+Once all tokens of a chunk are accepted, the next call commits it by the same arithmetic. So a block of drafts costs
+little more than a token.
 
-In chunks: a step computes the 16-token chunk it stands in, anchored at an absolute multiple of 16, from the state
-before that chunk. Once all tokens of a chunk are accepted, the next call commits it by the same arithmetic. A block
-costs little more than a token, which is what matters where each tensor operation is a call.
-Serially: a step first adds the changes of the tokens accepted since, and computes its own one after another. That is
-the least work, for a kernel that does it in one go.
-
-Either way the state is written once, a token has the same bits alone and in a block, and a rejected draft leaves no
-trace. Prefill commits at once: prompt tokens are never taken back.
+The state is written once, a token has the same bits alone and in a block, and a rejected draft leaves no trace. Prefill
+commits at once: prompt tokens are never taken back.
 """
 
 from collections.abc import Sequence
@@ -35,9 +31,7 @@ class DeltaState:
 
     recurrent: Tensor  # [slots, HV, K, V] fp32
     inputs: Tensor  # [slots, R, C] conv inputs; a prefill leaves its last W - 1 here
-    # [slots, R, 2 HK * K + HV * V + 2 HV] fp32. In chunks: q and k after conv and norm, v after conv, g, beta.
-    # Serially: k likewise, the changes d and the decays; the rest is not used.
-    pending: Tensor
+    pending: Tensor  # [slots, R, 2 HK * K + HV * V + 2 HV] fp32: q and k after conv and norm, v after conv, g, beta
 
     @property
     def key_heads(self) -> int:
@@ -67,26 +61,8 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Pending tokens to be added to states, serially."""
-
-    rows: Tensor  # [n, 4] slot of the state, slot of the ring, first position, position after the last
-
-
-@dataclass(frozen=True)
-class SerialPlan:
-    """A step whose tokens are computed one after another."""
-
-    commits: Replay
-    runs: Tensor  # [B, 3] slot, position of its first token, tokens
-
-
-Commits = Sequence[ChunkPass] | Replay
-
-
-@dataclass(frozen=True)
 class PrefillPlan:
-    commits: Commits  # pending tokens of earlier steps, part of a chunk included
+    commits: Sequence[ChunkPass]  # pending tokens of earlier steps, part of a chunk included
     slots: Tensor  # [B]
     carried: Tensor  # [B * (W - 1)] where the conv inputs before this batch lie
     taps: Tensor  # [T, W] inputs of each token, as rows of cat(carried, batch)
@@ -112,7 +88,7 @@ def gated_delta(
     gates: Tensor,
     constants: DeltaConstants,
     state: DeltaState,
-    plan: StepPlan | SerialPlan | PrefillPlan,
+    plan: StepPlan | PrefillPlan,
 ) -> Tensor:
     """Everything between the projections: qkv [T, C] before the conv, z [T, HV * V], gates [T, 2 HV or more] in fp32
     (a, then b) -> [T, HV * V] in the dtype of z."""
@@ -122,22 +98,14 @@ def gated_delta(
     commit(state, plan.commits)
     if isinstance(plan, StepPlan):
         out = deltanet_steps(qkv, gates, constants.conv, state, plan)
-    elif isinstance(plan, SerialPlan):
-        out = _serially(qkv, gates, constants.conv, state, plan)
     else:
         out = deltanet_chunks(qkv, gates, constants.conv, state, plan)
     return gated_rms_norm(out, z.view(out.shape), constants.norm, constants.eps).flatten(1)
 
 
 @operation
-def commit(state: DeltaState, commits: Commits) -> None:
+def commit(state: DeltaState, commits: Sequence[ChunkPass]) -> None:
     """Moves pending tokens into the state."""
-    if isinstance(commits, Replay):
-        for target, slot, first, stop in commits.rows.tolist():
-            for position in range(first, stop):
-                k, d, decay = _changes(state, slot, position)
-                state.recurrent[target] = state.recurrent[target] * decay + k * d
-        return
     for chunk in commits:
         states = _states(state, chunk.slots)
         _, after = delta_rule_chunk(*_gather(state, chunk), states.flatten(0, 1), advance=True)
@@ -171,39 +139,6 @@ def deltanet_steps(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState
         found.append(out.view(-1, value_heads, STEP_CHUNK, value_dim).transpose(1, 2).flatten(0, 1))
         states = None if after is None else after.view_as(states)
     return (found[0] if len(found) == 1 else torch.cat(found)).index_select(0, plan.outputs)
-
-
-def _serially(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState, plan: SerialPlan) -> Tensor:
-    """As deltanet_steps, token by token."""
-    key_heads, (heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]
-    places = state.inputs.shape[1]
-    keys, out, row = key_heads * key_dim, [], 0
-    for slot, start, count in plan.runs.tolist():
-        states = state.recurrent[slot]
-        for position in range(start, start + count):
-            state.inputs[slot, position % places] = qkv[row].to(state.inputs.dtype)
-            taps = [(position - n) % places for n in range(len(weight) - 1, -1, -1)]
-            mixed = silu((state.inputs[slot, taps] * weight).sum(0, keepdim=True))[0]
-            q, k = l2_norm(mixed[: 2 * keys].view(2, key_heads, key_dim)).repeat_interleave(heads // key_heads, dim=1)
-            decay, beta = gates[row, 0].exp()[:, None, None], gates[row, 1][:, None]
-            states = states * decay
-            change = (mixed[2 * keys :].view(heads, value_dim) - torch.einsum("hkv,hk->hv", states, k)) * beta
-            states = states + k[:, :, None] * change[:, None]
-            fed = [k[:: heads // key_heads].flatten(), change.flatten(), decay.flatten()]
-            state.pending[slot, position % places, : keys + heads * value_dim + heads] = torch.cat(fed)
-            out.append(torch.einsum("hkv,hk->hv", states, q) * key_dim**-0.5)
-            row += 1
-    return torch.stack(out)
-
-
-def _changes(state: DeltaState, slot: int, position: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a pending token, serially: k [HV, K, 1], d [HV, 1, V] and the decay [HV, 1, 1]."""
-    key_heads, (heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]
-    sizes = (key_heads * key_dim, heads * value_dim, heads)
-    fed = state.pending[slot, position % state.pending.shape[1], : sum(sizes)]
-    k, d, decay = fed.split_with_sizes(sizes)
-    k = k.view(key_heads, key_dim, 1).repeat_interleave(heads // key_heads, dim=0)
-    return k, d.view(heads, 1, value_dim), decay.view(heads, 1, 1)
 
 
 @operation
