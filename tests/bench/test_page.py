@@ -2,10 +2,10 @@
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stoker.bench import agent
 from stoker.bench.document import document

@@ -58,7 +58,7 @@ def test_planning_imports_nothing_that_is_slow_to_import(arguments: str) -> None
     """A plan is there in a fraction of a second: no tensors, no servers, no files' formats, no other command."""
     modules = imported_by(*arguments.split())
     slow = {
-        "torch", "numpy", "transformers", "safetensors", "tokenizers", "aiohttp", "fastapi", "pydantic",
+        "torch", "numpy", "transformers", "safetensors", "tokenizers", "aiohttp", "fastapi", "msgspec", "pydantic",
         "importlib.metadata", "pygments", "rich.markdown", "rich._emoji_codes", "stoker.bench", "stoker.server",
         "stoker.engine", "stoker.weights.checkpoint", "tools.plan_fit",
     }  # fmt: skip

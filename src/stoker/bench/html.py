@@ -1,10 +1,11 @@
 """The report: one HTML file without script or network, in light and dark. The drawing is in charts.py."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from html import escape
 from importlib.resources import files
+
+from msgspec.structs import replace
 
 from stoker.bench import agent, charts, show
 from stoker.bench.charts import Bar

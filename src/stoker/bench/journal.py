@@ -4,12 +4,20 @@ A line of JSON each; the first says what is being measured, and another measurem
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.bench.record import Failure, Request
+import msgspec
+
+from stoker.bench.record import Request
 from stoker.errors import BenchError
+
+
+class Round(msgspec.Struct):
+    """A line of the file, after the first."""
+
+    round: str
+    requests: list[Request]
 
 
 class Journal:
@@ -31,9 +39,8 @@ class Journal:
     def add(self, key: str, requests: list[Request]) -> None:
         self.rounds[key] = requests
         if self._path is not None:
-            line = json.dumps({"round": key, "requests": [asdict(request) for request in requests]})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(Round(key, requests)) + b"\n")
 
     def finish(self) -> None:
         """The result file holds everything now."""
@@ -53,12 +60,7 @@ class Journal:
             )
         for line in lines[1:]:
             try:
-                found = json.loads(line)
-            except ValueError:  # cut by a kill while it was written
+                found = msgspec.json.decode(line, type=Round)
+            except msgspec.DecodeError:  # cut by a kill while it was written
                 continue
-            self.rounds[found["round"]] = [request_from(entry) for entry in found["requests"]]
-
-
-def request_from(entry: dict[str, Any]) -> Request:
-    failure = entry["failure"]
-    return Request(**{**entry, "failure": Failure(**failure) if failure else None})
+            self.rounds[found.round] = found.requests

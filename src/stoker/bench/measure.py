@@ -1,7 +1,8 @@
 """From an answer and its times to a record: the per-request formulas of docs/benchmarks.md."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stoker.bench.answer import Answer, steps
 from stoker.bench.metrics_page import Passed
