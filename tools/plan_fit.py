@@ -11,13 +11,13 @@ from math import exp, log
 
 import numpy as np
 
-from stoker.plan.catalog import Box, Scheme, boxes, by_row_name, schemes
+from stoker.plan.catalog import Box, boxes, by_row_name, schemes
 from stoker.plan.evidence import Row, measurements
 from stoker.plan.families import by_size
-from stoker.plan.reads import Draft
-from stoker.plan.shapes import Model
+from stoker.plan.models import Model
 from stoker.plan.speed import AS, Fit, Speed, predict, prior, prompt_flops
-from stoker.plan.weigh import Weighed, weigh
+from stoker.sizes.step import Draft
+from stoker.sizes.weights import Scheme, WeightBytes
 
 SHORT_PROMPT = 30  # tokens, where a row does not say
 SHORT_CONTEXT = 512
@@ -33,7 +33,7 @@ class Case:
 
     row: Row
     model: Model
-    weights: Weighed
+    weights: WeightBytes
     box: Box
     draft: Draft
 
@@ -65,8 +65,8 @@ def scheme_of(key: str) -> Scheme:
 
 
 @cache
-def weighed(model: Model, key: str) -> Weighed:
-    return weigh(model, scheme_of(key))
+def weighed(model: Model, key: str) -> WeightBytes:
+    return WeightBytes.of(model, scheme_of(key))
 
 
 def why_not(row: Row) -> str:

@@ -17,12 +17,13 @@ from stoker.plan.acceptance import acceptance
 from stoker.plan.answer import parse_draft
 from stoker.plan.catalog import DATA, GIB, Box, boxes, find_box, find_model, find_scheme
 from stoker.plan.evidence import MIXED
-from stoker.plan.memory import KV_ITEM, Ask, budget
-from stoker.plan.reads import Draft
+from stoker.plan.memory import Ask, budget
 from stoker.plan.speed import Speed, first_token_s, predict, prefill_tokens_per_s
 from stoker.plan.verdicts import verdicts
 from stoker.plan.vllm_pool import Pool, pool_of
-from stoker.plan.weigh import Weighed, weigh
+from stoker.sizes.memory import KV_ITEM
+from stoker.sizes.step import Draft
+from stoker.sizes.weights import WeightBytes
 from stoker.weights.groups import MTP, SHARED, VISION
 from tools.plan_fit import SHORT_CONTEXT, SHORT_PROMPT
 
@@ -122,11 +123,11 @@ def predicted(how: str) -> tuple[float | None, str]:
     return KINDS[kind](words)
 
 
-def _parts(words: Words) -> tuple[Box, Weighed, Draft]:
+def _parts(words: Words) -> tuple[Box, WeightBytes, Draft]:
     model = find_model(words.get("model", "122b"))
     return (
         find_box(words.get("box", "spark")),
-        weigh(model, find_scheme(words.get("weights", model.default_weights))),
+        WeightBytes.of(model, find_scheme(words.get("weights", model.default_weights))),
         parse_draft(words.get("draft", "none")),
     )
 
@@ -201,7 +202,7 @@ def _pool(words: Words) -> tuple[float, str]:
     model = find_model("122b")
     share = float(words.get("utilization", "0.90"))
     ask = Ask(131072, 4, Draft("mtp", 2), "fp8", "vLLM")
-    planned = budget(model, weigh(model, find_scheme("nvfp4")), find_box("spark"), ask, share)
+    planned = budget(model, WeightBytes.of(model, find_scheme("nvfp4")), find_box("spark"), ask, share)
     pool: Pool = planned.pool if planned.pool else pool_of(model, 0, context=1, depth=0, kv_item=1.0, mtp=False)
     if "gib" in words:
         pool = pool_of(model, int(float(words["gib"]) * GIB), context=131072, depth=2, kv_item=1.0, mtp=True)
@@ -256,7 +257,7 @@ def _fits(words: Words) -> tuple[None, str]:
 
 
 def _verdict(words: Words) -> tuple[None, str]:
-    model, weighed = find_model("122b"), weigh(find_model("122b"), find_scheme("nvfp4"))
+    model, weighed = find_model("122b"), WeightBytes.of(find_model("122b"), find_scheme("nvfp4"))
     judged = verdicts(model, weighed, find_box("spark"), Ask(131072, 4, Draft("mtp", 2), "fp8", "vLLM"))
     found = judged[int(words["number"]) - 1]
     return None, f"{found.grade}: {found.because}"
@@ -293,7 +294,7 @@ def costs() -> list[str]:
         weights, draft = ("ud-q4_k", "none") if amd else ("int4+fp8+int8head", "dflash:12")
         engine = "llama.cpp" if amd else "vLLM"
         ask = Ask(32_768, 1, parse_draft(draft), "bf16", engine)
-        if not budget(model, weigh(model, find_scheme(weights)), box, ask).fits:
+        if not budget(model, WeightBytes.of(model, find_scheme(weights)), box, ask).fits:
             rows.append(f"| {box.name} | {weights} | – | does not fit | | |")
             continue
         s = _predict({"box": box.key, "weights": weights, "draft": draft, "kind": "agent", "context": "32768",

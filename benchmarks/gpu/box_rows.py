@@ -15,8 +15,8 @@ from stoker.plan.answer import parse_draft
 from stoker.plan.catalog import GIB, find_model, find_scheme
 from stoker.plan.machine import this_machine
 from stoker.plan.speed import fitted, predict
-from stoker.plan.weigh import weigh
 from stoker.server.lifecycle.memory_guard import read_memory
+from stoker.sizes.weights import WeightBytes
 from stoker.weights.model_config import FULL, ModelConfig
 
 SCHEMES = {"hybrid": "int4+fp8+int8head", "int4": "int4"}  # formats as the planner calls them
@@ -210,7 +210,7 @@ def predicted(case: Case, shape: str, delivered: float, device: str, unified: bo
         achievable_gb_s=speed_gb,
     )
     speed = predict(
-        model, weigh(model, replace(scheme, mtp="trunk")), box, parse_draft(case.draft),
+        model, WeightBytes.of(model, replace(scheme, mtp="trunk")), box, parse_draft(case.draft),
         accepted=case.accept_length or 1.0, context=case.context, users=case.batch, engine="stoker",
         fit=replace(fit, values={**fit.values, "pool": 0.0, "pool:dflash": 0.0}),
     )  # fmt: skip

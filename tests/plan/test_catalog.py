@@ -11,7 +11,7 @@ from stoker.plan.catalog import boxes, find_box, find_model, find_scheme, models
 from stoker.plan.compat import Finding, Rule, findings, rules
 from stoker.plan.machine import this_machine
 from stoker.plan.memory import find_engine
-from stoker.plan.reads import Draft
+from stoker.sizes.step import Draft
 
 SMI_5090 = "NVIDIA GeForce RTX 5090, 32607, 31800\n"
 SMI_GB10 = "NVIDIA GB10, [N/A], [N/A]\n"

@@ -10,8 +10,8 @@ from stoker.errors import ConfigError
 from stoker.plan.catalog import by_row_name, find_scheme, read
 from stoker.plan.evidence import measurements
 from stoker.plan.families import by_size, stranger
-from stoker.plan.reads import Draft, step_reads
-from stoker.plan.weigh import weigh
+from stoker.sizes.step import Draft, step_reads
+from stoker.sizes.weights import WeightBytes
 from stoker.weights.model_config import FULL
 
 CONFIGS = {entry["name"]: entry["config"] for entry in read("others.toml")["other"]}
@@ -94,8 +94,8 @@ def test_every_name_is_that_of_a_row() -> None:
 
 def test_nvidias_files_leave_some_mamba_layers_alone() -> None:
     model = by_row_name()["nemotron-3-nano-30b-a3b"]
-    eight, four = (weigh(model, find_scheme(f"nemotron-{bits}")) for bits in ("fp8", "nvfp4"))
-    plain = weigh(model, find_scheme("bf16"))
+    eight, four = (WeightBytes.of(model, find_scheme(f"nemotron-{bits}")) for bits in ("fp8", "nvfp4"))
+    plain = WeightBytes.of(model, find_scheme("bf16"))
     # 18.24 billion packed values in the NVFP4 file: two weights in one, a scale for sixteen
     kept = (four.total / 2 - 0.28125 * model.parameters) / (1 - 0.28125)
     assert kept / 1e9 == pytest.approx((18.24 - 0.5625 * 31.58) / 0.4375, rel=0.05)
@@ -110,14 +110,18 @@ def test_the_caches_of_mixed_layers() -> None:
     assert gemma.kv_bytes_per_token(2.0, FULL) == 5 * 2 * 2 * 512 * 2
     nano = by_row_name()["nemotron-3-nano-30b-a3b"]
     assert nano.recurrent_bytes == 23 * 64 * 64 * 128 * 4
-    reads = step_reads(nano, weigh(nano, scheme_of("bf16")), Draft(), context=1, users=1, pool=128.0, kv_item=2.0)
+    reads = step_reads(
+        nano, WeightBytes.of(nano, scheme_of("bf16")), Draft(), context=1, users=1, pool=128.0, kv_item=2.0
+    )
     assert reads.items["recurrent state"] == 2 * nano.recurrent_bytes
     assert reads.distinct_experts == pytest.approx(6)
 
 
 def test_an_embedding_per_layer_is_looked_up_not_read() -> None:
     small = by_row_name()["gemma-4-e2b-it"]
-    reads = step_reads(small, weigh(small, scheme_of("bf16")), Draft(), context=1, users=1, pool=1.0, kv_item=2.0)
+    reads = step_reads(
+        small, WeightBytes.of(small, scheme_of("bf16")), Draft(), context=1, users=1, pool=1.0, kv_item=2.0
+    )
     table = 2 * 262_144 * 35 * 256
     assert reads.total == pytest.approx(2 * small.parameters - table, rel=0.001)
 

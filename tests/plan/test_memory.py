@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from stoker.errors import RequestError
 from stoker.plan.catalog import GIB, boxes, find_box, find_model, find_scheme, models, schemes
 from stoker.plan.memory import Ask, Budget, budget, engines
-from stoker.plan.reads import Draft
 from stoker.plan.verdicts import verdicts
 from stoker.plan.vllm_pool import pool_of
-from stoker.plan.weigh import weigh
+from stoker.sizes.step import Draft
+from stoker.sizes.weights import WeightBytes
 
 NVFP4 = Ask(131_072, 4, Draft("mtp", 2), "fp8", "vLLM")
 
 
 def planned(model: str, box: str, weights: str, ask: Ask, utilization: float | None = None) -> Budget:
     found = find_model(model)
-    return budget(found, weigh(found, find_scheme(weights)), find_box(box), ask, utilization)
+    return budget(found, WeightBytes.of(found, find_scheme(weights)), find_box(box), ask, utilization)
 
 
 def test_document_001s_pool_follows_from_pages_shared_by_groups() -> None:
@@ -59,7 +59,7 @@ def test_a_model_of_one_kind_of_layer_has_one_group() -> None:
 
 def test_document_001s_verdicts() -> None:
     model = find_model("122b")
-    found = verdicts(model, weigh(model, find_scheme("nvfp4")), find_box("spark"), NVFP4)
+    found = verdicts(model, WeightBytes.of(model, find_scheme("nvfp4")), find_box("spark"), NVFP4)
     assert [v.grade for v in found] == ["good"] * 4 + ["degraded", "not suitable"]
 
 

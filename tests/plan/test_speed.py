@@ -12,16 +12,16 @@ from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance, chance_of, emitted
 from stoker.plan.catalog import Box, boxes, by_row_name, find_box, find_model, find_scheme, models, schemes
 from stoker.plan.evidence import measurements
-from stoker.plan.reads import Draft, distinct_experts, step_reads
 from stoker.plan.speed import ENGINES, Fit, Speed, first_token_s, fitted, predict
-from stoker.plan.weigh import weigh
+from stoker.sizes.step import Draft, distinct_experts, step_reads
+from stoker.sizes.weights import WeightBytes
 
 drafts = st.sampled_from([Draft(), Draft("mtp", 1), Draft("mtp", 3), Draft("dflash", 12), Draft("lookup", 8)])
 
 
 def speed(name: str, box: str, weights: str, draft: Draft = Draft(), **options: object) -> Speed:  # noqa: B008
     model = find_model(name)
-    return predict(model, weigh(model, find_scheme(weights)), find_box(box), draft, **options)  # type: ignore[arg-type]
+    return predict(model, WeightBytes.of(model, find_scheme(weights)), find_box(box), draft, **options)  # type: ignore[arg-type]
 
 
 every_model = {model.name: model for model in by_row_name().values()}  # those that are only evidence among them
@@ -59,7 +59,7 @@ def test_no_prediction_exceeds_the_physical_limit(
     name: str, box: Box, weights: str, draft: Draft, share: float, kind: str, context: int, users: int, engine: str
 ) -> None:
     model, accepted = every_model[name], 1.0 + share * (draft.verified - 1)
-    weighed = weigh(model, find_scheme(weights))
+    weighed = WeightBytes.of(model, find_scheme(weights))
     found = predict(model, weighed, box, draft, accepted=accepted, kind=kind, context=context, users=users,
                     engine=engine)  # fmt: skip
     assert 0 < found.low <= found.tokens_per_s <= found.high <= found.limit * (1 + 1e-9)
@@ -132,7 +132,7 @@ def test_rows_of_the_documents_lie_near_their_predictions(tokens_per_s: float, o
 
 def test_first_tokens_of_document_001() -> None:
     model = find_model("122b")
-    weights = weigh(model, find_scheme("nvfp4"))
+    weights = WeightBytes.of(model, find_scheme("nvfp4"))
 
     def first(prompt: int, cached: int = 0) -> float:
         return first_token_s(model, weights, find_box("spark"), prompt, cached=cached)

@@ -6,7 +6,7 @@ from functools import cache
 
 from stoker.errors import RequestError
 from stoker.plan.catalog import read
-from stoker.plan.reads import Draft
+from stoker.sizes.step import Draft
 
 KINDS = ("prose", "code", "agent", "mixed")
 CALLED = {"general": "mixed", "chat": "prose", "q&a": "prose", "qa": "prose", "rag": "prose", "hungarian": "prose",

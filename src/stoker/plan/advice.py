@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from stoker.plan.acceptance import acceptance
 from stoker.plan.catalog import GIB, Box, find_scheme
-from stoker.plan.memory import KV_ITEM, SWAPS_ABOVE, Ask, Budget
-from stoker.plan.reads import DFLASH, MTP_DRAFT, Draft
-from stoker.plan.shapes import Model
+from stoker.plan.memory import SWAPS_ABOVE, Ask, Budget
+from stoker.plan.models import Model
 from stoker.plan.speed import Speed, first_token_s, predict
-from stoker.plan.weigh import Weighed, weigh
+from stoker.sizes.memory import KV_ITEM
+from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
+from stoker.sizes.weights import WeightBytes
 from stoker.weights.groups import DELTANET, HEAD, SHARED
 
 LONG_CONTEXT = 64_000
@@ -24,7 +25,7 @@ class Advice:
 
 
 def advise(
-    model: Model, weights: Weighed, box: Box, ask: Ask, budget: Budget, key: str, utilization: float | None
+    model: Model, weights: WeightBytes, box: Box, ask: Ask, budget: Budget, key: str, utilization: float | None
 ) -> tuple[Advice, ...]:
     found = [
         *_misfit(model, budget),
@@ -66,10 +67,10 @@ def _utilization(box: Box, budget: Budget, ask: Ask, asked: float | None) -> Ite
         )
 
 
-def _nvfp4(model: Model, weights: Weighed, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
+def _nvfp4(model: Model, weights: WeightBytes, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
     if not key.startswith("nvfp4") or not model.delta or not model.experts:
         return
-    other = weigh(model, find_scheme("int4"))
+    other = WeightBytes.of(model, find_scheme("int4"))
     here, there = _speed(model, weights, box, ask, Draft(), "mixed"), _speed(model, other, box, ask, Draft(), "mixed")
     wide = [
         g for g in (DELTANET, HEAD, SHARED) if weights.formats.get(g) == "bf16" and other.groups[g] < weights.groups[g]
@@ -85,7 +86,7 @@ def _nvfp4(model: Model, weights: Weighed, box: Box, ask: Ask, key: str) -> Iter
     )
 
 
-def _depth(model: Model, weights: Weighed, box: Box, ask: Ask) -> Iterator[Advice]:
+def _depth(model: Model, weights: WeightBytes, box: Box, ask: Ask) -> Iterator[Advice]:
     kind = ask.draft.kind
     if kind not in DEPTHS:
         if model.mtp_layers and not ask.draft.drafting and ask.engine != "llama.cpp":
@@ -108,7 +109,7 @@ def _depth(model: Model, weights: Weighed, box: Box, ask: Ask) -> Iterator[Advic
     )
 
 
-def best_depth(model: Model, weights: Weighed, box: Box, ask: Ask, kind: str, text: str) -> tuple[int, float]:
+def best_depth(model: Model, weights: WeightBytes, box: Box, ask: Ask, kind: str, text: str) -> tuple[int, float]:
     """The shallowest depth within a per cent of the best, and its tokens per second and user."""
     most = model.drafter.block_size - 1 if kind == DFLASH and model.drafter else max(DEPTHS[kind])
     speeds = {k: _speed(model, weights, box, ask, Draft(kind, k), text).per_user for k in DEPTHS[kind] if k <= most}
@@ -117,10 +118,10 @@ def best_depth(model: Model, weights: Weighed, box: Box, ask: Ask, kind: str, te
     return depth, speeds[depth]
 
 
-def _lighter(model: Model, weights: Weighed, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
+def _lighter(model: Model, weights: WeightBytes, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
     if key not in ("int4", "int4+fp8", "int4+int8head") or not model.experts or not model.delta:
         return
-    lighter = weigh(model, find_scheme("int4+fp8+int8head"))
+    lighter = WeightBytes.of(model, find_scheme("int4+fp8+int8head"))
     here = _speed(model, weights, box, ask, ask.draft, "mixed")
     there = _speed(model, lighter, box, ask, ask.draft, "mixed")
     yield Advice(
@@ -130,7 +131,7 @@ def _lighter(model: Model, weights: Weighed, box: Box, ask: Ask, key: str) -> It
     )
 
 
-def _long_contexts(model: Model, weights: Weighed, box: Box, ask: Ask) -> Iterator[Advice]:
+def _long_contexts(model: Model, weights: WeightBytes, box: Box, ask: Ask) -> Iterator[Advice]:
     if ask.users < 2 or ask.context < LONG_CONTEXT:
         return
     first = first_token_s(model, weights, box, ask.context, engine=ask.engine)
@@ -162,7 +163,7 @@ def _links(model: Model, box: Box) -> Iterator[Advice]:
         )
 
 
-def _speed(model: Model, weights: Weighed, box: Box, ask: Ask, draft: Draft, text: str) -> Speed:
+def _speed(model: Model, weights: WeightBytes, box: Box, ask: Ask, draft: Draft, text: str) -> Speed:
     tokens = acceptance(draft, text).tokens_per_step
     return predict(model, weights, box, draft, accepted=tokens, kind=text, context=ask.context, users=ask.users,
                    kv_item=KV_ITEM[ask.kv], engine=ask.engine)  # fmt: skip

@@ -1,23 +1,25 @@
 """`stoker plan` as data: a question in, everything the command shows out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
 from stoker.plan.acceptance import Acceptance, acceptance, workload_kind
 from stoker.plan.advice import Advice, advise
-from stoker.plan.catalog import Box, Scheme, find_box, find_model, find_scheme, read
+from stoker.plan.catalog import Box, find_box, find_model, find_scheme, read
 from stoker.plan.compat import Finding, findings
 from stoker.plan.evidence import Row, nearest
-from stoker.plan.memory import KV_ITEM, Ask, Budget, budget, find_engine
-from stoker.plan.reads import Draft
-from stoker.plan.shapes import GPT_OSS, Model
+from stoker.plan.memory import Ask, Budget, budget, find_engine
+from stoker.plan.models import GPT_OSS, Model
 from stoker.plan.speed import Speed, first_token_s, predict, prefill_tokens_per_s
 from stoker.plan.verdicts import Verdict, verdicts
-from stoker.plan.weigh import Weighed, weigh, weigh_checkpoint
+from stoker.sizes.memory import KV_ITEM
+from stoker.sizes.step import Draft
+from stoker.sizes.weights import Scheme, WeightBytes
 
 CHECKPOINT = "checkpoint"
 SHORT = 512  # tokens
@@ -58,7 +60,7 @@ class Answer:
     model: Model
     box: Box
     weights_key: str
-    weights: Weighed
+    weights: WeightBytes
     ask: Ask
     budget: Budget
     acceptance: Acceptance
@@ -210,20 +212,30 @@ def find_recipe(name: str) -> dict[str, Any]:
     return dict(recipes()[name])
 
 
-def _weights(question: Question, model: Model, engine: str, of_recipe: str | None) -> tuple[str, Weighed]:
+def _weights(question: Question, model: Model, engine: str, of_recipe: str | None) -> tuple[str, WeightBytes]:
     asked = question.weights or of_recipe
     if asked is None and model.default_weights == CHECKPOINT:
-        return CHECKPOINT, weigh_checkpoint(model, checkpoint_at(question.model))
+        return CHECKPOINT, _stored(checkpoint_at(question.model))
     if asked is None and engine == "llama.cpp":
         asked = "mxfp4-gguf" if model.family == GPT_OSS else "ud-q4_k"
     scheme: Scheme = find_scheme(asked or model.default_weights)
-    weighed = weigh(model, scheme)
+    weighed = WeightBytes.of(model, scheme)
     if scheme.parts and not any(weighed.formats.get(g, "bf16") != "bf16" for g in weighed.groups):
         raise RequestError(
             f"{scheme.key} ({scheme.title}) stores nothing of {model.name}: it has no part of that kind, or its shapes "
             f"do not divide into groups. Try --weights {model.default_weights}."
         )
     return scheme.key, weighed
+
+
+def _stored(directory: Path) -> WeightBytes:
+    """From the headers of a checkpoint on this machine, as `stoker inspect` counts them."""
+    from stoker.checkpoint.inspect.report import inspect
+
+    report = inspect(directory)
+    if not report.groups:
+        raise RequestError(f"{directory} holds no safetensors files to weigh; give --weights to plan from its shapes.")
+    return replace(report.weights, title=f"the checkpoint in {directory.name}")
 
 
 def device_of(box: Box) -> tuple[str, int]:

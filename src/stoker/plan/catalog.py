@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import RequestError
-from stoker.plan.shapes import Drafter, Model, from_config
+from stoker.plan.models import Model, from_config
+from stoker.sizes.network import Drafter
+from stoker.sizes.weights import Scheme
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
@@ -44,18 +46,6 @@ class Box:
     @property
     def reserve_bytes(self) -> int:
         return int(self.reserve_gib * GIB)
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How a checkpoint stores each part of a network."""
-
-    key: str
-    title: str
-    parts: Mapping[str, str]  # routed, shared, ... -> format
-    mtp: str = "bf16"
-    not_gates: bool = False
-    approximate: bool = False
 
 
 @cache
@@ -120,7 +110,7 @@ def schemes() -> dict[str, Scheme]:
 def find_model(name: str) -> Model:
     """A model of the catalogue by any of its names, a checkpoint directory, a config.json, or `demo`."""
     from stoker.demo import NAME, checkpoint_at
-    from stoker.plan.shapes import from_file
+    from stoker.plan.models import from_file
 
     wanted = _plain(name.rsplit("/", 1)[-1])
     for known, aliases in _names().items():

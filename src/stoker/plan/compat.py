@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from stoker.plan.catalog import Box, read
-from stoker.plan.reads import Draft
-from stoker.plan.shapes import Model
+from stoker.plan.models import Model
+from stoker.sizes.step import Draft
 
 
 @dataclass(frozen=True)

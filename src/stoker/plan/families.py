@@ -6,8 +6,11 @@ which only the size is known is counted from that.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.plan.shapes import FEEDING, SLIDING, Model, Weight, from_config
+from stoker.plan.models import Model, from_config
+from stoker.sizes.network import Weight
+from stoker.sizes.weights import FEEDING
 from stoker.weights.config_fields import Fields
+from stoker.weights.dflash_config import SLIDING
 from stoker.weights.groups import (
     ATTENTION,
     DELTANET,

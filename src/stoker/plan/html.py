@@ -9,9 +9,9 @@ from stoker.plan.answer import Answer
 from stoker.plan.catalog import GIB
 from stoker.plan.evidence import MIXED
 from stoker.plan.explain import explain
-from stoker.plan.memory import KV_ITEM
-from stoker.plan.reads import Draft
 from stoker.plan.speed import Speed, predict
+from stoker.sizes.memory import KV_ITEM
+from stoker.sizes.step import Draft
 
 Place = Callable[[float, float], tuple[float, float]]  # tokens per step, tokens per second -> x, y
 

@@ -1,22 +1,20 @@
-"""Every byte a plan needs, by item, against what the box has; the largest context and number of users that fit; and the
-vLLM flags that ask for the same."""
+"""What a plan puts into a box's memory, the largest context and number of users that fit, and the vLLM flags that ask
+for the same. Bytes are those of `sizes`; here is what engines and boxes add to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from stoker.errors import RequestError
 from stoker.plan.catalog import GIB, Box, read
-from stoker.plan.reads import DFLASH, MTP_DRAFT, Draft
-from stoker.plan.shapes import Model
+from stoker.plan.models import Model
 from stoker.plan.vllm_pool import Pool, pool_of
-from stoker.plan.weigh import Weighed
+from stoker.sizes.memory import KV_ITEM, Caches, Item, caches_of, plan_memory
+from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
+from stoker.sizes.weights import WeightBytes
 from stoker.weights.groups import MTP, VISION
-from stoker.weights.model_config import LINEAR
 
-KV_ITEM = {"bf16": 2.0, "fp8": 1.0}
-PAGE = 64  # tokens of a page of Stoker's cache
-RING = 8  # places of a ring of inputs are a multiple of this
+KV = ("bf16", "fp8")
 MOST_USERS = 4096
 SAFE_UNIFIED, SAFE_CARD = 0.82, 0.90  # shares for one engine; 0.82 of a Spark leaves 22 GiB to all else
 SWAPS_ABOVE = 0.88  # of unified memory, for one engine: above it boxes were seen to swap
@@ -32,13 +30,6 @@ class EngineNeeds:
     states_per_sequence: str
     vision: bool
     source: str
-
-
-@dataclass(frozen=True)
-class Item:
-    name: str
-    bytes: int
-    how: str  # the arithmetic, for --explain
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ def check(model: Model, ask: Ask) -> None:
             f"a context of {ask.context:,} tokens is {ask.context - model.max_positions:,} more than "
             f"{model.name} has positions for ({model.max_positions:,}). Ask for at most that."
         )
-    if ask.kv not in KV_ITEM:
+    if ask.kv not in KV:
         raise RequestError(f"KV is stored as bf16 or fp8, not as {ask.kv!r}.")
     if ask.draft.kind == MTP_DRAFT and not model.mtp_layers:
         raise RequestError(f"{model.name} has no MTP head; plan without drafting, or with --draft lookup:K.")
@@ -113,42 +104,42 @@ def check(model: Model, ask: Ask) -> None:
         )
 
 
-def budget(model: Model, weights: Weighed, box: Box, ask: Ask, utilization: float | None = None) -> Budget:
+def budget(model: Model, weights: WeightBytes, box: Box, ask: Ask, utilization: float | None = None) -> Budget:
     check(model, ask)
-    items = plan_items(model, weights, box, ask)
-    fixed = sum(item.bytes for item in items if not item.name.startswith(("KV", "recurrent state")))
-    room = box.visible_bytes - fixed
-
-    def needed(context: int, users: int) -> int:
-        return sum(item.bytes for item in _per_sequence(model, Ask(context, users, ask.draft, ask.kv, ask.engine)))
-
-    max_context = _largest(model.max_positions, lambda n: needed(n, ask.users) <= room)
-    max_users = _largest(MOST_USERS, lambda n: needed(ask.context, n) <= room)
+    caches = caches_of(model, ask.engine, ask.kv, ask.draft, cpu=box.architecture == "cpu")
+    loaded, beside = _loaded(model, weights, ask), _beside(caches, box, ask)
+    plan = plan_memory(caches, loaded, beside, context=ask.context, users=ask.users)
+    room = box.visible_bytes - sum(item.bytes for item in (*loaded, *beside))
+    max_context = _largest(model.max_positions, lambda n: caches.total(n, ask.users) <= room)
+    max_users = _largest(MOST_USERS, lambda n: caches.total(ask.context, n) <= room)
     pool: Pool | None = None
     flags: tuple[str, ...] = ()
     if ask.engine == "vLLM":
-        pool, flags = _vllm(model, weights, box, ask, items, utilization)
-    return Budget(tuple(items), box.visible_bytes, max_context, max_users, pool, flags)
+        pool, flags = _vllm(model, box, ask, plan.items, utilization)
+    return Budget(plan.items, box.visible_bytes, max_context, max_users, pool, flags)
 
 
-def plan_items(model: Model, weights: Weighed, box: Box, ask: Ask) -> list[Item]:
-    needs = engines()[ask.engine]
+def _loaded(model: Model, weights: WeightBytes, ask: Ask) -> list[Item]:
     items = []
     for group, size in weights.groups.items():
         if group == MTP and ask.draft.kind != MTP_DRAFT:
             continue  # engines load it only where it drafts
-        if group == VISION and not needs.vision:
+        if group == VISION and not engines()[ask.engine].vision:
             continue
         kind = weights.formats.get(group, "")
         items.append(Item(f"weights: {group}", size, f"{kind}, {'exact' if weights.exact else 'an average'}"))
     if ask.draft.kind == DFLASH and model.drafter:
         size = 2 * model.drafter.parameters
         items.append(Item("drafter: DFlash", size, f"{model.drafter.parameters:,} parameters x 2 bytes"))
-    items += _per_sequence(model, ask)
+    return items
+
+
+def _beside(caches: Caches, box: Box, ask: Ask) -> list[Item]:
+    needs, items = engines()[ask.engine], []
     if ask.prefix_cache_gib:
-        per = model.recurrent_bytes + model.conv_bytes()
-        held = f", {int(ask.prefix_cache_gib * GIB) // per} checkpoints of {per:,} bytes" if per else ""
-        items.append(Item("prefix cache", int(ask.prefix_cache_gib * GIB), f"as asked{held}"))
+        size, each = int(ask.prefix_cache_gib * GIB), caches.snapshot
+        held = f", {size // each} snapshots of {each:,} bytes" if each else ""
+        items.append(Item("prefix cache", size, f"as asked{held}"))
     items.append(Item("graphs", int(needs.graphs_gib * GIB), needs.source))
     items.append(Item("runtime", int(needs.runtime_gib * GIB), "activations, workspaces, allocator"))
     if box.unified:
@@ -159,46 +150,8 @@ def plan_items(model: Model, weights: Weighed, box: Box, ask: Ask) -> list[Item]
     return items
 
 
-def _per_sequence(model: Model, ask: Ask) -> list[Item]:
-    item, users, context = KV_ITEM[ask.kv], ask.users, ask.context
-    stoker = ask.engine == "stoker"
-    held = -(-context // PAGE) * PAGE if stoker else context
-    # Stoker's FP8 has a BF16 scale per token and head, of keys and of values
-    scales = 2 * 2 * model.num_kv_heads if stoker and ask.kv == "fp8" else 0
-    layers = model.layers - model.layers_of(LINEAR)
-    size = users * (model.kv_bytes(held, item) + layers * held * scales)
-    found = [Item("KV cache", size, f"{users} x {held:,} tokens, {ask.kv}, {layers} attention layers")]
-    if ask.draft.kind == MTP_DRAFT:
-        extra = users * (model.mtp_kv_bytes(held, item) + model.mtp_layers * held * scales)
-        found.append(Item("KV cache: MTP", extra, f"{users} x {held:,} tokens, one layer"))
-    if ask.draft.kind == DFLASH and model.drafter:
-        own = users * model.drafter.kv_bytes(held, 2.0)
-        how = (
-            f"{users} x {held:,} tokens, {model.drafter.layers} layers, {model.drafter.sliding_layers} of them sliding"
-        )
-        found.append(Item("KV cache: DFlash", own, how))
-    if model.delta:
-        each, how = state_bytes(model, ask.draft.depth if ask.draft.drafting else 0, ask.engine)
-        found.append(Item("recurrent state", users * each, f"{users} x {each:,} bytes: {how}"))
-    return found
-
-
-def state_bytes(model: Model, depth: int, engine: str) -> tuple[int, str]:
-    """Of one sequence, and how engines differ: vLLM keeps a state per draft, Stoker the inputs to replay."""
-    assert model.delta is not None
-    d, layers = model.delta, model.layers_of(LINEAR)
-    if engine == "stoker":
-        ring = -(-(2 * (depth + 1) + d.conv_kernel - 1) // RING) * RING
-        inputs = layers * ring * (2 * d.conv_channels + 2 * 4 * d.value_heads)
-        return model.recurrent_bytes + inputs, f"one state and a ring of {ring} inputs"
-    if engine in ("vLLM", "SGLang"):
-        widened = model.conv_bytes(d.conv_kernel - 1 + depth)
-        return (1 + depth) * (model.recurrent_bytes + widened), f"{1 + depth} states"
-    return model.recurrent_bytes + model.conv_bytes(), "one state"
-
-
 def _vllm(
-    model: Model, weights: Weighed, box: Box, ask: Ask, items: list[Item], utilization: float | None
+    model: Model, box: Box, ask: Ask, items: Sequence[Item], utilization: float | None
 ) -> tuple[Pool, tuple[str, ...]]:
     needs = engines()["vLLM"]
     loaded = sum(item.bytes for item in items if item.name.startswith(("weights", "drafter")))

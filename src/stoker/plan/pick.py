@@ -9,11 +9,12 @@ from stoker.plan.acceptance import acceptance
 from stoker.plan.answer import default_engine, device_of, parse_draft, recipes
 from stoker.plan.catalog import Box, find_box, find_scheme, models
 from stoker.plan.evidence import Row, nearest
-from stoker.plan.memory import KV_ITEM, Ask, Budget, budget
-from stoker.plan.reads import Draft
-from stoker.plan.shapes import Model
+from stoker.plan.memory import Ask, Budget, budget
+from stoker.plan.models import Model
 from stoker.plan.speed import Speed, predict
-from stoker.plan.weigh import Weighed, weigh
+from stoker.sizes.memory import KV_ITEM
+from stoker.sizes.step import Draft
+from stoker.sizes.weights import WeightBytes
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _runs(model: Model, recipe: dict[str, Any], box: Box) -> bool:
 
 
 def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need) -> Choice:
-    weighed: Weighed = weigh(model, find_scheme(recipe["weights"]))
+    weighed: WeightBytes = WeightBytes.of(model, find_scheme(recipe["weights"]))
     draft = parse_draft(recipe["draft"])
     context = min(need.context, model.max_positions)
     ask = Ask(context, need.users, draft, recipe.get("kv", "bf16"), recipe["engine"])

@@ -16,10 +16,9 @@ from math import exp, log, sqrt
 
 from stoker.plan.catalog import Box, read
 from stoker.plan.evidence import MIXED, PROSE
-from stoker.plan.formats import GGUF
-from stoker.plan.reads import DFLASH, Draft, StepReads, step_reads
-from stoker.plan.shapes import Model
-from stoker.plan.weigh import Weighed
+from stoker.plan.models import Model
+from stoker.sizes.step import DFLASH, Draft, StepReads, step_reads
+from stoker.sizes.weights import GGUF, WeightBytes
 from stoker.weights.groups import DENSE, HEAD, ROUTED
 from stoker.weights.model_config import FULL
 
@@ -154,7 +153,7 @@ class Speed:
 
 def predict(
     model: Model,
-    weights: Weighed,
+    weights: WeightBytes,
     box: Box,
     draft: Draft,
     *,
@@ -213,7 +212,7 @@ def prefill_tokens_per_s(model: Model, box: Box, engine: str, prompt: int = 2048
 
 def first_token_s(
     model: Model,
-    weights: Weighed,
+    weights: WeightBytes,
     box: Box,
     prompt: int,
     *,
@@ -247,6 +246,6 @@ def token_seconds(model: Model, box: Box, share: float) -> float:
     return 2.0 * (model.active_parameters - model.looked_up_parameters) / (box.tflops_bf16 * 1e12 * box.devices * share)
 
 
-def _fine(weights: Weighed) -> bool:
+def _fine(weights: WeightBytes) -> bool:
     name = weights.formats.get(ROUTED) or weights.formats.get(DENSE, "")
     return name.startswith(GGUF) and float(name.removeprefix(GGUF)) < 8.0

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from stoker.plan.acceptance import acceptance
 from stoker.plan.catalog import Box
-from stoker.plan.memory import KV_ITEM, Ask
-from stoker.plan.shapes import Model
+from stoker.plan.memory import Ask
+from stoker.plan.models import Model
 from stoker.plan.speed import first_token_s, predict
-from stoker.plan.weigh import Weighed
+from stoker.sizes.memory import KV_ITEM
+from stoker.sizes.weights import WeightBytes
 
 ANSWER = 256  # tokens
 GOOD_S, BEARABLE_S, STALL_S = 20.0, 60.0, 2.0
@@ -45,11 +46,11 @@ class Verdict:
     because: str
 
 
-def verdicts(model: Model, weights: Weighed, box: Box, ask: Ask) -> tuple[Verdict, ...]:
+def verdicts(model: Model, weights: WeightBytes, box: Box, ask: Ask) -> tuple[Verdict, ...]:
     return tuple(_judge(use, model, weights, box, ask) for use in USES if use.prompt < model.max_positions)
 
 
-def _judge(use: Use, model: Model, weights: Weighed, box: Box, ask: Ask) -> Verdict:
+def _judge(use: Use, model: Model, weights: WeightBytes, box: Box, ask: Ask) -> Verdict:
     own = first_token_s(model, weights, box, use.prompt, cached=int(use.cached * use.prompt), engine=ask.engine)
     # every long prompt of the others is computed before or between this one's tokens
     wait = own * use.long_prompts

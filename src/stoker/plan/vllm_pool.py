@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from stoker.errors import RequestError
-from stoker.plan.shapes import SLIDING, Model
+from stoker.plan.models import Model
+from stoker.weights.dflash_config import SLIDING
 from stoker.weights.model_config import FULL, LINEAR
 
 KERNEL_BLOCK = 16  # attention blocks are multiples of this many tokens

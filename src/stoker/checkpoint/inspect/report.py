@@ -12,9 +12,11 @@ from typing import Any
 
 from stoker.checkpoint.inspect.model import demand, format_problems, structure_problems
 from stoker.checkpoint.inspect.mtp import MtpReport, inspect_mtp
-from stoker.checkpoint.inspect.step import StepReads, step_reads
 from stoker.checkpoint.inspect.verify import Progress, VerifyReport, verify
 from stoker.errors import StokerError, brief, visible
+from stoker.sizes.network import Network
+from stoker.sizes.step import TokenReads
+from stoker.sizes.weights import WeightBytes
 from stoker.weights.checkpoint import quantization_config
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.expected import active_parameters
@@ -49,7 +51,8 @@ class Inspection:
     architecture: str
     config: ModelConfig | None  # None: config.json is missing, broken or not supported
     groups: tuple[Group, ...]
-    step: StepReads | None
+    weights: WeightBytes
+    step: TokenReads | None
     mtp: MtpReport
     problems: tuple[Problem, ...]  # errors first
     files: int
@@ -116,13 +119,15 @@ def inspect(directory: Path, *, verify_bytes: bool = False, progress: Progress |
         present = any(name.startswith(MTP_PREFIX) for name in files.tensors)
         mtp = MtpReport(present, complete=False, sane=None, found=0, expected=0, sampled_bytes=0)
     verified = verify(files, progress) if verify_bytes else None
+    weights = WeightBytes.stored((name, layer.format, layer.nbytes) for name, layer in table.layers.items())
     problems += verified.problems if verified else ()
     return Inspection(
         directory=directory,
         architecture=architecture,
         config=config,
         groups=_groups(files, table),
-        step=step_reads(config, table) if config and files.tensors else None,
+        weights=weights,
+        step=TokenReads.of(Network.of(config), weights) if config and files.tensors else None,
         mtp=mtp,
         problems=tuple(sorted(problems, key=lambda problem: problem.severity != "error")),
         files=len(files.sizes),

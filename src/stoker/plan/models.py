@@ -1,0 +1,105 @@
+"""Models as the planner knows them: a network whose bytes can be counted, its names and its limits.
+
+Qwen families are read by the engine's own `ModelConfig`; gpt-oss, which the engine does not run, is counted here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.sizes.network import Network, Weight
+from stoker.weights.config_fields import Fields
+from stoker.weights.dflash_config import SLIDING
+from stoker.weights.groups import ATTENTION, EMBEDDING, HEAD, ROUTED, ROUTER, group_of
+from stoker.weights.model_config import FAMILIES, FULL, ModelConfig
+
+GPT_OSS = "gpt_oss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Network):
+    name: str
+    family: str
+    num_heads: int
+    max_positions: int
+    default_weights: str = "bf16"
+    source: str = ""
+    config: ModelConfig | None = field(default=None, repr=False)
+
+
+def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any) -> Model:
+    """A model from the fields of a config.json; raises ConfigError with what the planner lacks."""
+    text = {**raw, **raw["text_config"]} if isinstance(raw.get("text_config"), dict) else dict(raw)
+    kind = str(raw.get("model_type", text.get("model_type")))
+    if kind == GPT_OSS:
+        return _gpt_oss(Fields(text, where), name or GPT_OSS, extra)
+    if kind not in FAMILIES:
+        missing = [
+            k for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size") if k not in text
+        ]
+        lacks = f"; it also lacks {', '.join(missing)}" if missing else ""
+        raise ConfigError(
+            f"{where}: model_type is {kind!r}, whose layers the planner cannot count{lacks}. "
+            f"It counts {', '.join(sorted(FAMILIES))} and {GPT_OSS}."
+        )
+    config = ModelConfig.from_dict(dict(raw), where)
+    return Model.of(
+        config,
+        name=name or config.family,
+        family=config.family,
+        num_heads=config.num_heads,
+        max_positions=config.max_positions,
+        config=config,
+        **extra,
+    )
+
+
+def from_file(path: Path) -> Model:
+    from stoker.weights.json_file import read_json
+
+    return from_config(read_json(path), str(path), name=path.parent.name)
+
+
+def _gpt_oss(fields: Fields, name: str, extra: Mapping[str, Any]) -> Model:
+    hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
+    heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    dim, vocab = fields.integer("head_dim"), fields.integer("vocab_size")
+    experts, width = fields.integer("num_local_experts"), fields.integer("intermediate_size")
+    queries, keys = heads * dim, kv_heads * dim
+    norms = group_of("norm.weight")
+    weights = (
+        Weight("embed_tokens.weight", EMBEDDING, EMBEDDING, (vocab, hidden)),
+        Weight("lm_head.weight", HEAD, HEAD, (vocab, hidden)),
+        Weight("norm.weight", norms, norms, (hidden,)),
+        Weight("layers.*.layernorms", norms, norms, (hidden,), 2 * layers),
+        Weight("layers.*.self_attn.q_proj.weight", ATTENTION, ATTENTION, (queries, hidden), layers),
+        Weight("layers.*.self_attn.kv_proj.weight", ATTENTION, ATTENTION, (keys, hidden), 2 * layers),
+        Weight("layers.*.self_attn.o_proj.weight", ATTENTION, ATTENTION, (hidden, queries), layers),
+        Weight("layers.*.self_attn.biases_and_sinks", ATTENTION, ATTENTION,
+               (queries + 2 * keys + hidden + heads,), layers),
+        Weight("layers.*.mlp.router.weight", ROUTER, ROUTER, (experts, hidden), layers),
+        Weight("layers.*.mlp.router.bias", ROUTER, ROUTER, (experts,), layers),
+        Weight("layers.*.mlp.experts.gate_up_proj", ROUTED, ROUTED, (experts, width, hidden), 2 * layers),
+        Weight("layers.*.mlp.experts.down_proj", ROUTED, ROUTED, (experts, hidden, width), layers),
+        Weight("layers.*.mlp.experts.biases", ROUTED, ROUTED, (experts * (2 * width + hidden),), layers),
+    )  # fmt: skip
+    return Model(
+        name=name,
+        family=GPT_OSS,
+        hidden_size=hidden,
+        layer_types=tuple(SLIDING if i % 2 == 0 else FULL for i in range(layers)),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        vocab_size=vocab,
+        max_positions=fields.integer("max_position_embeddings"),
+        experts=experts,
+        top_k=fields.integer("num_experts_per_tok"),
+        sliding_window=fields.integer("sliding_window"),
+        mtp_layers=0,
+        delta=None,
+        weights=weights,
+        **extra,
+    )
