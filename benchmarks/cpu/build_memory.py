@@ -22,8 +22,8 @@ from tests.support.random_checkpoint import small_config
 
 from stoker.checkpoint.build import Recipe, build
 from stoker.checkpoint.build.recipe import parse_bytes, show_bytes
-from stoker.weights.expected import expected_parameters, single_experts
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import model_parameters, single_experts
 
 LIMIT = 1_500_000_000  # bytes resident, whatever the checkpoint's size
 RECIPES = {  # in this order: the third exports what the first made
@@ -109,7 +109,7 @@ def _write_base(directory: Path, layers: int) -> tuple[int, int]:
     (directory / "config.json").write_text(json.dumps(config))
     noise = torch.randn(1 << 24, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
     total = largest = 0
-    for number, (name, shape) in enumerate(expected_parameters(ModelConfig.from_dict(config)).items()):
+    for number, (name, shape) in enumerate(model_parameters(ModelConfig.from_dict(config)).items()):
         mtp, experts = name.startswith("mtp."), ".mlp.experts." in name
         shapes = single_experts(name, shape) if mtp and experts else {name: shape}
         tensors = {}

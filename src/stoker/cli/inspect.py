@@ -69,7 +69,7 @@ def _print(report: "Inspection", console: "Console") -> None:
 
 
 def _summary(report: "Inspection") -> list[str]:
-    from stoker.weights.expected import active_parameters
+    from stoker.weights.names import active_parameters
 
     lines, config = [], report.config
     kinds = []

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any, Self
 
 from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from stoker.weights.expected import expected_parameters
 from stoker.weights.groups import EMBEDDING, MTP, OTHER, ROUTED, group_of
 from stoker.weights.model_config import FULL, LINEAR, DeltaConfig, ModelConfig
+from stoker.weights.names import model_parameters
 
 Shape = tuple[int, ...]
 
@@ -167,7 +167,7 @@ class Network:
 
 
 def _weights(config: ModelConfig) -> Iterator[Weight]:
-    for name, shape in expected_parameters(config).items():
+    for name, shape in model_parameters(config).items():
         group = group_of(name)
         part = group_of(name.removeprefix("mtp.")) if group == MTP else group
         if part == ROUTED and name.endswith("gate_up_proj"):  # stored as two matrices per expert

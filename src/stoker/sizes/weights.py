@@ -22,7 +22,7 @@ from stoker.weights.groups import (
     VISION,
     group_of,
 )
-from stoker.weights.resolve import EXPERTS
+from stoker.weights.names import EXPERTS
 
 # Bytes of a weight in a storage format include its scales and zero points.
 

@@ -1,6 +1,6 @@
 """Which part of the network a tensor belongs to, by its published name. No torch."""
 
-from stoker.weights.resolve import MTP_PREFIX, VISION_PREFIXES
+from stoker.weights.names import is_mtp, is_rotary_table, is_vision
 
 ROUTED, SHARED, ROUTER = "routed experts", "shared experts", "router"
 ATTENTION, DELTANET, DENSE = "attention", "DeltaNet", "dense MLP"
@@ -26,11 +26,11 @@ _PARTS = (
 
 def group_of(name: str) -> str:
     """The group of a tensor or of a module. The whole MTP head is one group, whatever its parts are."""
-    if name.startswith(MTP_PREFIX):
+    if is_mtp(name):
         return MTP
-    if name.startswith(VISION_PREFIXES):
+    if is_vision(name):
         return VISION
-    if name.endswith("rotary_emb.inv_freq"):
+    if is_rotary_table(name):
         return OTHER
     dotted = f"{name}."  # so that "mlp.gate" and "mlp.gate.weight" match alike, and "mlp.gate_proj" does not
     for part, group in _PARTS:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.checkpoint.inspect.report import inspect
-from stoker.weights.files import scan
+from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.headers import Reads
 from tests.support import situations
 
@@ -48,7 +48,7 @@ def write(path: Path, header: bytes, data: bytes = bytes(64)) -> None:
 )
 def test_headers_that_make_no_sense(header: bytes, sentence: str, tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", header)
-    problems = scan(tmp_path, Reads()).problems
+    problems = Checkpoint.scan(tmp_path, Reads()).problems
     assert any(sentence in problem.message for problem in problems), problems
     assert inspect(tmp_path).errors
 
@@ -56,7 +56,7 @@ def test_headers_that_make_no_sense(header: bytes, sentence: str, tmp_path: Path
 def test_bytes_that_no_tensor_owns_are_noted(tmp_path: Path) -> None:
     header = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
     write(tmp_path / "model.safetensors", json.dumps(header).encode())
-    (problem,) = scan(tmp_path, Reads()).problems
+    (problem,) = Checkpoint.scan(tmp_path, Reads()).problems
     assert (problem.severity, problem.message) == (
         "note",
         "model.safetensors has 48 bytes behind its last tensor that no tensor owns.",

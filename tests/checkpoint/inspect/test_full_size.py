@@ -10,9 +10,9 @@ import pytest
 
 from stoker.checkpoint.inspect.report import Inspection, inspect
 from stoker.weights.checkpoint import INDEX
-from stoker.weights.expected import expected_parameters, single_experts
 from stoker.weights.headers import ITEM_SIZES
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import model_parameters, single_experts
 from tests.weights.test_model_config import MODELS
 
 CONFIG = MODELS["Qwen3.5-122B-A10B"][0]
@@ -104,7 +104,7 @@ def intel_122b_header(group: int = 128) -> tuple[Header, Header]:
     """Trunk with vision, and MTP head."""
     trunk: Header = {f"model.visual.{name}": ("BF16", shape) for name, shape in vision_shapes(3072).items()}
     mtp: Header = {}
-    for name, shape in expected_parameters(ModelConfig.from_dict(CONFIG)).items():
+    for name, shape in model_parameters(ModelConfig.from_dict(CONFIG)).items():
         parts = single_experts(name, shape) if ".mlp.experts." in name else {name: shape}
         if name.startswith("mtp."):
             mtp |= {part: ("BF16", each) for part, each in parts.items()}

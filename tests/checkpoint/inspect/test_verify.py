@@ -14,7 +14,7 @@ from stoker.checkpoint.inspect import verify as verify_module
 from stoker.checkpoint.inspect.checksums import Checksum, find_checksums
 from stoker.checkpoint.inspect.report import inspect
 from stoker.checkpoint.inspect.verify import verify
-from stoker.weights.files import scan
+from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.headers import Reads
 from tests.checkpoint.inspect.test_full_size import write_hollow
 from tests.support import situations
@@ -34,7 +34,7 @@ def test_one_nan_is_found_wherever_blocks_end(
         values = torch.linspace(-200, 200, 200).to(dtype)
         values[at] = torch.nan
         save_file({"a": odd, "b": values, "c": torch.ones(50)}, tmp_path / "model.safetensors")
-        report = verify(scan(tmp_path, Reads()))
+        report = verify(Checkpoint.scan(tmp_path, Reads()))
         (problem,) = report.problems
         assert problem.message == (
             f"model.safetensors: 1 tensor holds NaN or Inf, first b (1 values, the first at element {at})."
@@ -46,9 +46,9 @@ def test_one_nan_is_found_wherever_blocks_end(
 def test_inf_is_found_and_the_largest_finite_value_is_not_taken_for_it(dtype: torch.dtype, tmp_path: Path) -> None:
     largest = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min]).to(dtype)
     save_file({"a": largest}, tmp_path / "model.safetensors")
-    assert not verify(scan(tmp_path, Reads())).problems
+    assert not verify(Checkpoint.scan(tmp_path, Reads())).problems
     save_file({"a": torch.tensor([1.0, torch.inf, -torch.inf]).to(dtype)}, tmp_path / "model.safetensors")
-    (problem,) = verify(scan(tmp_path, Reads())).problems
+    (problem,) = verify(Checkpoint.scan(tmp_path, Reads())).problems
     assert "(2 values, the first at element 1)" in problem.message
 
 
@@ -158,7 +158,7 @@ def test_etags_that_are_no_hashes_and_lines_that_are_no_sums_are_left_alone(tmp_
 def test_memory_is_bounded_and_progress_ends_at_the_total(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write_hollow(tmp_path / f"{name}.safetensors", {name: ("BF16", (1 << 25,))})  # 64 MiB each
-    files = scan(tmp_path, Reads())
+    files = Checkpoint.scan(tmp_path, Reads())
     seen: list[tuple[int, int]] = []
     tracemalloc.start()
     report = verify(files, progress=lambda done, total: seen.append((done, total)))
@@ -179,7 +179,7 @@ def test_an_interruption_stops_the_readers(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verify(scan(tmp_path, Reads()), progress=interrupt)
+        verify(Checkpoint.scan(tmp_path, Reads()), progress=interrupt)
     assert len(calls) == 1
 
 

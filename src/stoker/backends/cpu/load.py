@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
-from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.modules import Linear, RMSNorm
+from stoker.backends.cpu.modules import RMSNorm
 from stoker.backends.cpu.ops.dispatch import REFERENCES_ONLY
 from stoker.backends.cpu.ops.linear import Weight
 from stoker.errors import CheckpointError, brief
@@ -24,8 +23,9 @@ from stoker.weights.formats.joined import Joined
 from stoker.weights.formats.layout import PLAIN_FORMATS
 from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.problems import Problem, refuse_errors
 from stoker.weights.reader import DTYPES, Progress, read_tensors
-from stoker.weights.resolve import MTP_PREFIX, Source, map_drafter, map_parameters
+from stoker.weights.resolve import Filling, Resolution, resolve_drafter, resolve_model
 
 CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -50,16 +50,13 @@ def load_model(
     """
     config = ModelConfig.load(directory)
     checkpoint = Checkpoint.open(directory)
-    notes = list(checkpoint.notes)
-    mtp = bool(config.mtp_layers and checkpoint.names(MTP_PREFIX))
-    if config.mtp_layers and not mtp:
-        notes.append("config.json announces an MTP head, but there are no mtp.* tensors: no MTP drafting.")
+    resolution = resolve_model(config, checkpoint)
+    notes = [note.message for note in (*checkpoint.unlisted, *_checked(resolution))]
     with _skeleton(dtype or config_dtype(config)):
-        model = Decoder(config, mtp=mtp)
-    sources, unused = map_parameters(_shapes(model), checkpoint, config.tie_word_embeddings)
-    _fill(model, sources, checkpoint, device, progress)
+        model = Decoder(config, mtp=resolution.has_mtp)
+    _fill(model, resolution, device, progress)
     prepare(model, progress)
-    return Loaded(model, config, notes + unused)
+    return Loaded(model, config, notes)
 
 
 def load_drafter(
@@ -71,10 +68,11 @@ def load_drafter(
 ) -> DFlash:
     config = DFlashConfig.load(directory)
     config.check_fits(trunk)
-    checkpoint = Checkpoint.open(directory)
+    resolution = resolve_drafter(config, Checkpoint.open(directory))
+    _checked(resolution)
     with _skeleton(dtype):
         drafter = DFlash(config)
-    _fill(drafter, map_drafter(_shapes(drafter), checkpoint), checkpoint, device, progress)
+    _fill(drafter, resolution, device, progress)
     prepare(drafter, progress)
     return drafter
 
@@ -111,28 +109,26 @@ def _skeleton(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+def _checked(resolution: Resolution) -> list[Problem]:
+    """Raises the first error that `stoker inspect` would list, else gives what is left out and why."""
+    checkpoint, problems = resolution.checkpoint, resolution.problems()
+    refuse_errors([*checkpoint.format_problems, *problems], checkpoint.directory)
+    return problems
 
 
-def _fill(
-    module: nn.Module,
-    sources: dict[str, Source],
-    checkpoint: Checkpoint,
-    device: torch.device | str,
-    progress: Progress | None,
-) -> None:
+def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str, progress: Progress | None) -> None:
     """Allocates every weight, reads all tensors into their places, then hangs the weights into the module."""
-    parameters = dict(module.named_parameters())
+    checkpoint, parameters = resolution.checkpoint, dict(module.named_parameters())
+    fillings = {name: resolution.fillings[name] for name in parameters}
     places: dict[str, Tensor] = {}  # tensor of the checkpoint -> where it goes
     plain = {
-        name: _place_plain(source, parameters[name], places, device)
-        for name, source in sources.items()
-        if source.formats <= set(PLAIN_FORMATS.values())
+        name: _place_plain(filling, parameters[name], places, device)
+        for name, filling in fillings.items()
+        if filling.formats <= set(PLAIN_FORMATS.values())
     }
     packed = {
-        name: [_place_packed(band, source.stacked, places, checkpoint, device) for band in source.bands]
-        for name, source in sources.items()
+        name: [_place_packed(layers, filling.stacked, places, checkpoint, device) for layers in filling.layers]
+        for name, filling in fillings.items()
         if name not in plain
     }
     infos = [checkpoint.tensors[name] for name in places] if torch.device(device).type != "meta" else []
@@ -148,10 +144,10 @@ def _fill(
             _for_kernels(
                 format_class(layers[0].format).from_tensors(tensors, str(checkpoint.directory / layers[0].name))
             )
-            for layers, tensors in zip(sources[name].bands, packed.pop(name), strict=True)
+            for layers, tensors in zip(fillings[name].layers, packed.pop(name), strict=True)
         ]
         weights[name] = parts[0] if len(parts) == 1 else Joined(tuple(parts))
-    _hang(module, weights, sources, checkpoint)
+    _hang(module, weights)
 
 
 def _for_kernels(weight: WeightFormat) -> WeightFormat:
@@ -160,15 +156,16 @@ def _for_kernels(weight: WeightFormat) -> WeightFormat:
 
 
 def _place_plain(
-    source: Source, parameter: nn.Parameter, places: dict[str, Tensor], device: torch.device | str
+    filling: Filling, parameter: nn.Parameter, places: dict[str, Tensor], device: torch.device | str
 ) -> Tensor:
     """One tensor of the parameter's shape; single experts fill their rows of it."""
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-    if not source.stacked:
-        places[source.layers[0].tensors["weight"]] = whole
+    if not filling.stacked:
+        ((layer,),) = filling.layers
+        places[layer.tensors["weight"]] = whole
         return whole
     row = 0
-    for band in source.bands:
+    for band in filling.layers:
         rows = band[0].shape[0]
         for expert, layer in enumerate(band):
             places[layer.tensors["weight"]] = whole[expert, row : row + rows]
@@ -200,16 +197,10 @@ def _in_place(place: Tensor, dtype: str) -> Tensor | None:
     return place if fits else None
 
 
-def _hang(module: nn.Module, weights: dict[str, Weight], sources: dict[str, Source], checkpoint: Checkpoint) -> None:
+def _hang(module: nn.Module, weights: dict[str, Weight]) -> None:
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for alias, meta in list(module.named_parameters(remove_duplicate=False)):
-        name = names[id(meta)]  # a tied head is one parameter under two names
         path, _, attribute = alias.rpartition(".")
         owner = module.get_submodule(path)
-        if isinstance(weights[name], WeightFormat | Joined) and not isinstance(owner, Linear | Experts):
-            layer = sources[name].layers[0]
-            raise CheckpointError(
-                f"{checkpoint.directory}: {layer.name} is stored in {layer.format}; Stoker reads it in 16 or 32 bit."
-            )
         delattr(owner, attribute)
-        setattr(owner, attribute, weights[name])
+        setattr(owner, attribute, weights[names[id(meta)]])  # a tied head is one parameter under two names

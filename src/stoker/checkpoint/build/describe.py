@@ -14,6 +14,7 @@ from stoker.checkpoint.build.units import PLAIN_DTYPES, int4_group
 from stoker.errors import CheckpointError
 from stoker.weights.formats.rules import Header, LayerFormat, formats_in, split_name
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import trunk_prefix
 
 CONFIG_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 HOLDERS = ("quantization_config", "compression_config")
@@ -87,7 +88,6 @@ def _fresh(projections: str, header: Header) -> Settings:
         }
     if not projections:  # 16 bit, but for the layers that extra_config names
         return {"quant_method": "auto-round", "bits": 16, "data_type": "float", "sym": True, "extra_config": {}}
-    block = next(name for name in header if ".layers." in f".{name}" and not name.startswith("mtp."))
     return {
         "quant_method": "auto-round",
         "bits": 4,
@@ -95,7 +95,7 @@ def _fresh(projections: str, header: Header) -> Settings:
         "group_size": int4_group(projections),
         "sym": True,
         "packing_format": "auto_round:auto_gptq",
-        "block_name_to_quantize": block[: f".{block}".index(".layers.")] + "layers",
+        "block_name_to_quantize": f"{trunk_prefix(header)}layers",
         "extra_config": {},
     }
 

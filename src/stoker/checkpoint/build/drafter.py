@@ -12,6 +12,7 @@ from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.formats.layout import Shape
 from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import drafter_parameters
 
 FOLDER = "drafter"
 
@@ -19,9 +20,8 @@ FOLDER = "drafter"
 def drafter_units(source: Source, raw: dict[str, Any], trunk: ModelConfig, recipe: Recipe) -> list[Unit]:
     """All its tensors, once each is known to be what its config.json and the trunk ask for: copied, quantised by
     --draft-weights or dequantised by --to."""
-    expected = _expected(raw, trunk, source.where)
     units: list[Unit] = []
-    for name, shape in expected.items():
+    for name, shape in drafter_parameters(_config(raw, trunk, source.where)).items():
         for stored, layer in source.find(name, shape).items():
             made, rule = _unit(source, stored, shape, layer, recipe)
             units += made
@@ -41,7 +41,7 @@ def _unit(source: Source, name: str, shape: Shape, layer: LayerFormat, recipe: R
     return [Convert(whole(layer, infos), target, outputs_of(name, shape, target))], f"quantised to {target}"
 
 
-def _expected(raw: dict[str, Any], trunk: ModelConfig, where: str) -> dict[str, Shape]:
+def _config(raw: dict[str, Any], trunk: ModelConfig, where: str) -> DFlashConfig:
     if not isinstance(raw.get("dflash_config"), dict):
         raise CheckpointError(f"{where}/config.json has no dflash_config: it is no DFlash drafter.")
     config = DFlashConfig.from_dict(raw, f"{where}/config.json")
@@ -54,26 +54,4 @@ def _expected(raw: dict[str, Any], trunk: ModelConfig, where: str) -> dict[str, 
             f"{where}/config.json: num_target_layers is {found}, the base has {trunk.num_layers}: "
             "the drafter belongs to another model."
         )
-    hidden, heads, keys = config.hidden_size, config.num_heads, config.num_kv_heads
-    size, wide, taps = config.head_dim, config.intermediate_size, config.taps
-    shapes: dict[str, Shape] = {
-        "fc.weight": (hidden, len(taps) * hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
-    layer: dict[str, Shape] = {
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (heads * size, hidden),
-        "self_attn.k_proj": (keys * size, hidden),
-        "self_attn.v_proj": (keys * size, hidden),
-        "self_attn.o_proj": (hidden, heads * size),
-        "self_attn.q_norm": (size,),
-        "self_attn.k_norm": (size,),
-        "mlp.gate_proj": (wide, hidden),
-        "mlp.up_proj": (wide, hidden),
-        "mlp.down_proj": (hidden, wide),
-    }
-    return shapes | {
-        f"layers.{i}.{name}.weight": shape for i in range(len(config.layer_types)) for name, shape in layer.items()
-    }
+    return config

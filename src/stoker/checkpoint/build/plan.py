@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from stoker.checkpoint.build.recipe import FP8, Recipe
-from stoker.checkpoint.build.sources import HEAD, Source, is_mtp, is_vision
+from stoker.checkpoint.build.sources import Source
 from stoker.checkpoint.build.units import (
     PLAIN_DTYPES,
     Convert,
@@ -18,16 +18,26 @@ from stoker.checkpoint.build.units import (
     whole,
 )
 from stoker.errors import CheckpointError
-from stoker.weights.expected import expected_parameters, single_experts
 from stoker.weights.formats.layout import Shape
 from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.groups import DENSE, ROUTED, SHARED, group_of
 from stoker.weights.model_config import ModelConfig
-from stoker.weights.resolve import EXPERTS, HEAD_NAMES
+from stoker.weights.names import (
+    EXPERTS,
+    HEAD,
+    HEAD_NAMES,
+    MTP_PREFIX,
+    is_cache_scale,
+    is_mtp,
+    is_projection,
+    is_published_in_fp32,
+    is_rotary_table,
+    is_vision,
+    model_parameters,
+    module_of,
+    single_experts,
+)
 
-# in_proj_a and in_proj_b steer the decay of the recurrent state and are tiny: they stay in 16 bit
-PROJECTIONS = (".q_proj.", ".k_proj.", ".v_proj.", ".o_proj.", ".in_proj_qkv.", ".in_proj_z.", ".out_proj.")
-KEPT_FP32 = ("linear_attn.A_log", "linear_attn.norm.weight")  # also in the published BF16 releases
 COPIED = "copied unchanged"
 
 
@@ -79,7 +89,7 @@ class _Planner:
         if head and not self.config.mtp_layers:  # a head the config forgot is kept, and the config completed
             self.config = self.made.config = replace(self.config, mtp_layers=1)
         self._explain_base()
-        for parameter, shape in expected_parameters(self.config).items():
+        for parameter, shape in model_parameters(self.config).items():
             if is_mtp(parameter):
                 if head:
                     self._parameter(parameter, shape, head)
@@ -93,10 +103,10 @@ class _Planner:
         if self.sources.mtp:
             if self.config.family == "qwen3_moe":
                 raise CheckpointError("--mtp: the base is a Qwen3 MoE model, which has no MTP head to fill.")
-            if not any(is_mtp(name) for name in self.sources.mtp.names):
+            if not any(map(is_mtp, self.sources.mtp.names)):
                 raise CheckpointError(f"--mtp {self.sources.mtp.where} has no mtp.* tensors.")
             return self.sources.mtp
-        has_own = self.config.family != "qwen3_moe" and any(is_mtp(name) for name in self.base.names)
+        has_own = self.config.family != "qwen3_moe" and any(map(is_mtp, self.base.names))
         return self.base if has_own else None
 
     def _explain_base(self) -> None:
@@ -116,7 +126,7 @@ class _Planner:
                 )
             tied = [name for name in self.base.names if name in HEAD_NAMES]
             self.base.enter(tied, "not used: config.json ties the head to the embedding")
-        rotary = [name for name in self.base.names if name.endswith("rotary_emb.inv_freq")]
+        rotary = filter(is_rotary_table, self.base.names)
         self.base.enter(rotary, "not used: rotary tables are computed")
 
     def _parameter(self, parameter: str, shape: Shape, source: Source) -> None:
@@ -143,9 +153,9 @@ class _Planner:
             return self.scheme.head
         if group == SHARED:
             return "" if self.sources.shared_experts else self.scheme.shared_experts
-        projection = any(part in parameter for part in PROJECTIONS)
+        projection = is_projection(parameter)
         if is_mtp(parameter):
-            if self.scheme.drafts and ".shared_expert." in parameter:
+            if self.scheme.drafts and group_of(parameter.removeprefix(MTP_PREFIX)) == SHARED:
                 return "fp8-b128"
             return self.scheme.drafts if projection or EXPERTS in parameter else ""
         return self.scheme.projections if projection or group in (ROUTED, DENSE) else ""
@@ -162,7 +172,7 @@ class _Planner:
                     f"{source.where}: {layer.name} is stored in {layer.format}; --shared-experts takes FP8 in blocks "
                     "of 128x128. To quantise the shared experts of the base, give --shared-experts fp8."
                 )
-            stored = self.base.layers.get(self.base.stored_name(parameter).removesuffix(".weight"))
+            stored = self.base.layers.get(module_of(self.base.stored_name(parameter)))
             if stored and stored.shape == shape:
                 ours, theirs = self.base.infos(stored), source.infos(layer)
                 self.made.twins.append((whole(stored, ours)[0], whole(layer, theirs)[0]))
@@ -221,7 +231,7 @@ class _Planner:
             self._export_layer(layer, source, self._out_name(parameter, name, source))
 
     def _export_layer(self, layer: LayerFormat, source: Source, name: str) -> None:
-        kept = layer.format == "fp32" and name.endswith(KEPT_FP32)
+        kept = layer.format == "fp32" and is_published_in_fp32(name)  # in the BF16 releases too
         if kept or layer.format == self.recipe.to:
             self._copy(layer, source, name)
             return
@@ -242,7 +252,7 @@ class _Planner:
             first = next(iter(layer.tensors.values()))
             if first in self.base.fates:
                 continue
-            cache_scale = layer.name.endswith((".k_scale", ".v_scale"))
+            cache_scale = is_cache_scale(layer.name)
             if cache_scale and self.recipe.to:
                 self.base.enter(layer.tensors.values(), "not used: KV-cache scales say nothing about an export")
             elif is_vision(first) and self.recipe.to:
@@ -269,5 +279,4 @@ def _single_matrices(
 
 def _renamed(stored: str, layer: LayerFormat, name: str) -> str:
     """`stored`, a tensor of `layer`, in the layer whose plain tensor is `name`."""
-    module = name.removesuffix(".weight")
-    return module + stored.removeprefix(layer.name)
+    return module_of(name) + stored.removeprefix(layer.name)

@@ -17,13 +17,14 @@ from stoker.checkpoint.build.plan import Sources, header_of, make_plan
 from stoker.checkpoint.build.recipe import FP8, HUB, MEMORY, SMALLEST_MEMORY, Recipe, RecipeError, show_bytes
 from stoker.checkpoint.build.sanity import refuse_dead_mtp, refuse_foreign
 from stoker.checkpoint.build.shards import Shard, pack, sha256, write_shard
-from stoker.checkpoint.build.sources import Source, is_mtp, open_local
+from stoker.checkpoint.build.sources import Source, open_local
 from stoker.checkpoint.build.workspace import Workspace, WorkspaceError, write_synced
 from stoker.weights.checkpoint import INDEX, quantization_config
 from stoker.weights.groups import SHARED, group_of
 from stoker.weights.hub import Hub
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import is_mtp
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # phase, bytes so far, bytes in all
@@ -145,7 +146,7 @@ def _prepare(recipe: Recipe, config: ModelConfig, sources: Sources) -> _Job:
 
 def _mtp_line(sources: Sources, config: ModelConfig) -> str:
     source = sources.mtp or sources.base
-    count = sum(1 for name in source.names if is_mtp(name))
+    count = sum(map(is_mtp, source.names))
     if not count:
         announced = "config.json announces an MTP head, but the base" if config.mtp_layers else "the base"
         return f"{announced} has no mtp.* tensors: no drafting with MTP; --mtp DIR or --mtp hf:REPO adds a head"

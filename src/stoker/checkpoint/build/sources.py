@@ -13,14 +13,13 @@ from typing import Any
 
 from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import Checkpoint
-from stoker.weights.expected import single_experts
 from stoker.weights.formats.layout import Shape
 from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.groups import OTHER, group_of
 from stoker.weights.headers import TensorInfo
-from stoker.weights.resolve import EXPERTS, HEAD_NAMES, MTP_PREFIX, TRUNK_PREFIXES, VISION_PREFIXES
-
-HEAD = "lm_head.weight"
+from stoker.weights.names import is_mtp, is_rotary_table
+from stoker.weights.problems import refuse_errors
+from stoker.weights.resolve import Place, Spelling
 
 
 @dataclass
@@ -35,7 +34,8 @@ class Source:
     fates: dict[str, str] = field(default_factory=dict)  # tensor -> rule
 
     def __post_init__(self) -> None:
-        self.prefix = trunk_prefix(self.names)
+        refuse_errors(self.checkpoint.format_problems, self.checkpoint.directory)
+        self._spelling = Spelling(self.checkpoint, drafter=self.option == "--drafter")
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -47,42 +47,34 @@ class Source:
 
     def stored_name(self, parameter: str) -> str:
         """A parameter of the model (`layers.0.mlp.gate.weight`) as this checkpoint calls it."""
-        if parameter == HEAD:
-            return next((name for name in HEAD_NAMES if _module(name) in self.layers), HEAD)
-        return parameter if parameter.startswith(MTP_PREFIX) else self.prefix + parameter
+        return self._spelling.name(parameter)
 
     def infos(self, layer: LayerFormat) -> dict[str, TensorInfo]:
         return {suffix: self.tensors[name] for suffix, name in layer.tensors.items()}
 
     def find(self, parameter: str, shape: Shape) -> dict[str, LayerFormat]:
         """The layer of a parameter, or of experts that are stored one by one all of theirs; by plain tensor name."""
-        name = self.stored_name(parameter)
-        singles = single_experts(name, shape) if EXPERTS in name else {}
-        if singles and _module(name) not in self.layers and any(_module(single) in self.layers for single in singles):
-            return {single: self._layer(single, size) for single, size in singles.items()}
-        return {name: self._layer(name, shape)}
+        return {place.name: self._layer(place) for place in self._spelling.find(parameter, shape).places}
 
-    def _layer(self, name: str, shape: Shape) -> LayerFormat:
-        layer = self.layers.get(_module(name))
+    def _layer(self, place: Place) -> LayerFormat:
+        layer, shape = place.layer, list(place.shape)
         if layer is None:
-            raise CheckpointError(self._missing(name, shape))
-        if layer.shape != shape:
+            raise CheckpointError(self._missing(place))
+        if not place.filled:
             info = self.tensors[next(iter(layer.tensors.values()))]
             found = f"{info.file}: {info.name} is {layer.format} of shape {list(layer.shape)}"
             if self.option == "--base":
-                raise CheckpointError(
-                    f"{found}, config.json asks for {list(shape)}; one of the two is not this model's."
-                )
+                raise CheckpointError(f"{found}, config.json asks for {shape}; one of the two is not this model's.")
             raise CheckpointError(
-                f"{found}, the base needs {list(shape)}: {self.option} {self.where} belongs to another model."
+                f"{found}, the base needs {shape}: {self.option} {self.where} belongs to another model."
             )
         return layer
 
-    def _missing(self, name: str, shape: Shape) -> str:
-        found = f"{self.where} lacks the tensor {name} (expected shape {list(shape)})"
-        if not name.startswith(MTP_PREFIX):
+    def _missing(self, place: Place) -> str:
+        found = f"{self.where} lacks the tensor {place.name} (expected shape {list(place.shape)})"
+        if not is_mtp(place.name):
             return f"{found}; fetch the missing file."
-        have = sum(1 for other in self.names if other.startswith(MTP_PREFIX))
+        have = sum(map(is_mtp, self.names))
         return (
             f"{found}: its MTP head is incomplete, only {have:,} of its tensors are there. "
             "Name a checkpoint with a whole one: --mtp DIR or --mtp hf:REPO."
@@ -98,7 +90,7 @@ class Source:
         for name in self.names:
             if name in self.fates:
                 continue
-            if not rule_for_rest or (group_of(name) == OTHER and not name.endswith("rotary_emb.inv_freq")):
+            if not rule_for_rest or (group_of(name) == OTHER and not is_rotary_table(name)):
                 self._refuse(name)
             self.fates[name] = rule_for_rest
             rest[group_of(name)] += 1
@@ -139,24 +131,6 @@ class Source:
         return found
 
 
-def trunk_prefix(names: Iterable[str]) -> str:
-    """What stands before `layers.0.` in this checkpoint; a drafter has nothing there."""
-    known = set(names)
-    return next((prefix for prefix in TRUNK_PREFIXES if f"{prefix}embed_tokens.weight" in known), "")
-
-
-def is_vision(name: str) -> bool:
-    return name.startswith(VISION_PREFIXES)
-
-
-def is_mtp(name: str) -> bool:
-    return name.startswith(MTP_PREFIX)
-
-
 def open_local(option: str, where: str) -> Source:
     checkpoint = Checkpoint.open(Path(where))
     return Source(option, where, checkpoint, checkpoint.tensors)
-
-
-def _module(name: str) -> str:
-    return name.removesuffix(".weight")

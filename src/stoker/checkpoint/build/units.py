@@ -11,6 +11,7 @@ from math import prod
 from stoker.weights.formats.layout import FP8_BLOCK, PLAIN_FORMATS, Shape
 from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.headers import ITEM_SIZES, TensorInfo
+from stoker.weights.names import module_of
 
 PLAIN_DTYPES = {name: dtype for dtype, name in PLAIN_FORMATS.items()}  # "bf16" -> "BF16"
 
@@ -95,7 +96,7 @@ def outputs_of(name: str, shape: Shape, format: str) -> tuple[Out, ...]:
     """The tensors of a weight in a format `convert` writes; `name` is that of the plain tensor."""
     if format in PLAIN_DTYPES:
         return (Out(name, PLAIN_DTYPES[format], shape),)
-    module, (n_out, n_in) = name.removesuffix(".weight"), shape
+    module, (n_out, n_in) = module_of(name), shape
     parts: dict[str, tuple[str, Shape]]
     if format == "int8-row":
         parts = {"weight": ("I8", shape), "weight_scale": ("F32", (n_out, 1))}

@@ -3,20 +3,18 @@
 Every tensor of it is sampled: finite, not constant, and, for matrices, of a size like the trunk's tensors of its kind.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.checkpoint.inspect.model import Demand
 from stoker.checkpoint.inspect.sample import SPOTS, Values, sample
-from stoker.weights.files import Files
-from stoker.weights.formats.rules import FormatTable
+from stoker.weights.checkpoint import Checkpoint
+from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.headers import Reads
-from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import EXPERTS, is_mtp, kind_of
 from stoker.weights.problems import Problem
-from stoker.weights.resolve import EXPERTS, MTP_PREFIX
+from stoker.weights.resolve import Resolution
 
 SPOT, EXPERT_SPOT = 64 << 10, 4 << 10  # bytes per spot and tensor; experts are many and alike
 # Between the rms of an MTP matrix and of its kin in several trunk layers; layers differ, so one alone says less. Noise
@@ -38,78 +36,74 @@ class MtpReport:
     problems: tuple[Problem, ...] = ()
 
 
-def inspect_mtp(config: ModelConfig, wanted: Demand, files: Files, table: FormatTable, reads: Reads) -> MtpReport:
-    expected, missing = wanted.of_mtp(wanted.modules), wanted.of_mtp(wanted.missing)
-    stored = [module for module in expected if module in table.layers]
+def inspect_mtp(resolution: Resolution, fresh_norm: float, reads: Reads) -> MtpReport:
+    """`fresh_norm` is the value of a norm weight that changes nothing, as it is before training."""
+    checkpoint, places = resolution.checkpoint, resolution.mtp
     before = reads.count
-    right = [module for module in stored if table.layers[module].shape == wanted.modules[module]]
-    whole = [module for module in right if not files.cut.intersection(table.layers[module].tensors.values())]
-    if not stored:
-        return MtpReport(False, False, None, 0, len(expected), 0)
-    kin = _Kin(wanted, files, table, reads)
-    fresh = 0.0 if config.norm_offset else 1.0  # a norm that changes nothing, as it is before training
-    faults: dict[str, list[tuple[str, str]]] = {}
-    for module in whole:
-        spots = sample(table.layers[module], files.tensors, reads, EXPERT_SPOT if EXPERTS in module else SPOT)
-        if fault := _fault(spots, len(table.layers[module].shape) < 2, fresh, kin.range(module)):
-            faults.setdefault(fault[0], []).append((module, fault[1]))
-    problems = []
-    for kind, found in faults.items():
-        tensor = next(iter(table.layers[found[0][0]].tensors.values()))
-        message = f"{len(found):,} of {len(expected):,} MTP tensors {kind}, first {tensor}{found[0][1]}."
-        fix = (
-            f"What it drafts would not be accepted: stoker build --base {files.directory} --mtp DIR_WITH_MTP --out NEW "
-            "replaces the head; until then run with --draft none."
-        )
-        problems.append(Problem("error", message, files.tensors[tensor].file.name, tensor, fix))
+    if not any(place.layer for place in places):
+        return MtpReport(False, False, None, 0, len(places), 0)
+    whole = [
+        place.layer
+        for place in places
+        if place.layer and place.filled and not checkpoint.cut.intersection(place.layer.tensors.values())
+    ]
+    kin = _Kin(resolution, reads)
+    faults: dict[str, list[tuple[LayerFormat, str]]] = {}
+    for layer in whole:
+        spots = sample(layer, checkpoint.tensors, reads, EXPERT_SPOT if EXPERTS in layer.name else SPOT)
+        if fault := _fault(spots, len(layer.shape) < 2, fresh_norm, kin.range(layer.name)):
+            faults.setdefault(fault[0], []).append((layer, fault[1]))
+    missing = sum(place.missing for place in places)
     return MtpReport(
         present=True,
-        complete=not missing and len(whole) == len(expected),
+        complete=not missing and len(whole) == len(places),
         sane=not faults if whole else None,
-        found=len(expected) - len(missing),
-        expected=len(expected),
+        found=len(places) - missing,
+        expected=len(places),
         sampled_bytes=reads.count - before,
-        problems=tuple(problems),
+        problems=tuple(_problem(kind, found, len(places), checkpoint) for kind, found in faults.items()),
     )
+
+
+def _problem(kind: str, found: list[tuple[LayerFormat, str]], expected: int, checkpoint: Checkpoint) -> Problem:
+    layer, detail = found[0]
+    tensor = next(iter(layer.tensors.values()))
+    message = f"{len(found):,} of {expected:,} MTP tensors {kind}, first {tensor}{detail}."
+    fix = (
+        "What it drafts would not be accepted: "
+        f"stoker build --base {checkpoint.directory} --mtp DIR_WITH_MTP --out NEW replaces the head; "
+        "until then run with --draft none."
+    )
+    return Problem("error", message, checkpoint.tensors[tensor].file.name, tensor, fix)
 
 
 class _Kin:
     """Typical sizes of the trunk's matrices, by kind, taken from layers spread over it."""
 
-    def __init__(self, wanted: Demand, files: Files, table: FormatTable, reads: Reads) -> None:
-        self._files, self._table, self._reads = files, table, reads
-        pattern = re.compile(r"(?:^|\.)layers\.\d+\.(.*)")
-        self._modules: dict[str, list[str]] = {}
-        for module in wanted.modules:
-            match = pattern.search(module)
-            if match and module in table.layers and not module.startswith(MTP_PREFIX):
-                self._modules.setdefault(_kind(match[1]), []).append(module)
+    def __init__(self, resolution: Resolution, reads: Reads) -> None:
+        self._checkpoint, self._reads = resolution.checkpoint, reads
+        self._layers: dict[str, list[LayerFormat]] = {}
+        for place in resolution.places:
+            if place.layer and not is_mtp(place.parameter):
+                self._layers.setdefault(kind_of(place.module), []).append(place.layer)
         self._ranges: dict[str, tuple[float, float] | None] = {}
 
     def range(self, module: str) -> tuple[float, float] | None:
         """Between what rms a matrix like this one is plausible; None where there are none to go by."""
-        kind = _kind(module.removeprefix("mtp.layers.0.").removeprefix(MTP_PREFIX))
-        kind = "self_attn.o_proj" if kind == "fc" else kind  # fc too yields a hidden state
+        kind = kind_of(module)
         if kind not in self._ranges:
-            modules = self._modules.get(kind, [])
-            last = len(modules) - 1
-            some = {modules[last * i // (KIN - 1)] for i in range(KIN)} if modules else set()
-            sizes = [size for m in sorted(some) if (size := _rms(self._sample(m)))]
+            layers = self._layers.get(kind, []) if kind else []
+            last = len(layers) - 1
+            some = {(layer := layers[last * i // (KIN - 1)]).name: layer for i in range(KIN)} if layers else {}
+            sizes = [size for _, layer in sorted(some.items()) if (size := _rms(self._sample(layer)))]
             factor = FACTOR if len(sizes) > 1 else FACTOR_OF_ONE
             self._ranges[kind] = (min(sizes) / factor, max(sizes) * factor) if sizes else None
         return self._ranges[kind]
 
-    def _sample(self, module: str) -> list[Values]:
-        layer = self._table.layers[module]
-        if self._files.cut.intersection(layer.tensors.values()):
+    def _sample(self, layer: LayerFormat) -> list[Values]:
+        if self._checkpoint.cut.intersection(layer.tensors.values()):
             return []
-        return sample(layer, self._files.tensors, self._reads, SPOT)
-
-
-def _kind(name: str) -> str:
-    """mlp.experts.7.up_proj and the fused mlp.experts.gate_up_proj are of one kind."""
-    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
-    return re.sub(r"\.experts\.(gate|up)_proj", ".experts.gate_up_proj", name)
+        return sample(layer, self._checkpoint.tensors, self._reads, SPOT)
 
 
 def _fault(

@@ -10,25 +10,25 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.inspect.model import demand, format_problems, structure_problems
 from stoker.checkpoint.inspect.mtp import MtpReport, inspect_mtp
 from stoker.checkpoint.inspect.verify import Progress, VerifyReport, verify
 from stoker.errors import StokerError, brief, visible
 from stoker.sizes.network import Network
 from stoker.sizes.step import TokenReads
 from stoker.sizes.weights import WeightBytes
-from stoker.weights.checkpoint import quantization_config
+from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.dflash_config import DFlashConfig
-from stoker.weights.expected import active_parameters
-from stoker.weights.files import Files, scan
-from stoker.weights.formats.rules import FormatTable, formats_in
+from stoker.weights.formats.layout import PLAIN_FORMATS
+from stoker.weights.formats.rules import LayerFormat
 from stoker.weights.groups import GROUPS, OTHER, group_of
 from stoker.weights.headers import Reads
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import active_parameters, is_mtp, is_published_in_fp32
 from stoker.weights.problems import Problem
-from stoker.weights.resolve import MTP_PREFIX
+from stoker.weights.resolve import Resolution, resolve_model
 
+CONFIG_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 UNREADABLE = "unreadable"
 SMALL = 0.01  # formats below this share of a group's bytes are not named in `format`, only in `formats`
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -106,32 +106,32 @@ class Inspection:
 def inspect(directory: Path, *, verify_bytes: bool = False, progress: Progress | None = None) -> Inspection:
     """Everything known about `directory` from its headers; raises only where it is no directory at all."""
     reads = Reads()
-    files = scan(directory, reads)
-    config, architecture, config_problems = _config(directory)
-    table, format_faults = _formats(directory, files)
-    problems = [*config_problems, *files.problems, *format_faults, *_text_problems(directory, config)]
-    if config and files.tensors:
-        wanted = demand(config, files, table)
-        problems += structure_problems(config, wanted, files, table)
-        mtp = inspect_mtp(config, wanted, files, table, reads)
+    checkpoint = Checkpoint.scan(directory, reads)
+    config, architecture, problems = _config(directory)
+    problems += [*checkpoint.problems, *checkpoint.format_problems, *_text_problems(directory, config)]
+    if config and checkpoint.tensors:
+        resolution = resolve_model(config, checkpoint)
+        problems += [*resolution.problems(), *_precision(config, resolution)]
+        mtp = inspect_mtp(resolution, 0.0 if config.norm_offset else 1.0, reads)
         problems += mtp.problems
     else:
-        present = any(name.startswith(MTP_PREFIX) for name in files.tensors)
+        present = any(map(is_mtp, checkpoint.tensors))
         mtp = MtpReport(present, complete=False, sane=None, found=0, expected=0, sampled_bytes=0)
-    verified = verify(files, progress) if verify_bytes else None
-    weights = WeightBytes.stored((name, layer.format, layer.nbytes) for name, layer in table.layers.items())
+    verified = verify(checkpoint, progress) if verify_bytes else None
+    layers = checkpoint.formats.layers
+    weights = WeightBytes.stored((name, layer.format, layer.nbytes) for name, layer in layers.items())
     problems += verified.problems if verified else ()
     return Inspection(
         directory=directory,
         architecture=architecture,
         config=config,
-        groups=_groups(files, table),
+        groups=_groups(checkpoint),
         weights=weights,
-        step=TokenReads.of(Network.of(config), weights) if config and files.tensors else None,
+        step=TokenReads.of(Network.of(config), weights) if config and checkpoint.tensors else None,
         mtp=mtp,
         problems=tuple(sorted(problems, key=lambda problem: problem.severity != "error")),
-        files=len(files.sizes),
-        bytes_on_disk=sum(files.sizes.values()),
+        files=len(checkpoint.sizes),
+        bytes_on_disk=sum(checkpoint.sizes.values()),
         bytes_read=reads.count,
         verified=verified,
     )
@@ -164,17 +164,24 @@ def _drafter_problem(raw: dict[str, Any]) -> Problem:
     return Problem("error", message, "config.json", fix="Add it to a model: stoker build --base MODEL --drafter DIR.")
 
 
-def _formats(directory: Path, files: Files) -> tuple[FormatTable, list[Problem]]:
+def _precision(config: ModelConfig, resolution: Resolution) -> list[Problem]:
+    """16- and 32-bit tensors that are not of config.json's dtype are converted, which may cost bits."""
+    said = CONFIG_FORMATS.get(config.dtype, "")
+    other: dict[str, list[LayerFormat]] = {}
+    for layer in (place.layer for place in resolution.places):
+        if layer is None or layer.format == said or is_published_in_fp32(layer.name):
+            continue
+        if layer.format in PLAIN_FORMATS.values():
+            other.setdefault(layer.format, []).append(layer)
     problems = []
-    try:
-        quantization = quantization_config(directory)
-    except StokerError as error:  # a broken config.json has been reported; a broken hf_quant_config.json has not
-        quantization = None
-        if "hf_quant_config" in str(error):
-            problems.append(Problem("error", str(error), "hf_quant_config.json", fix="Fetch the file again."))
-    header = {name: (info.dtype, info.shape) for name, info in files.tensors.items()}
-    table = formats_in(header, quantization)
-    return table, problems + format_problems(table, files)
+    for stored, layers in other.items():
+        info = resolution.checkpoint.tensors[next(iter(layers[0].tensors.values()))]
+        message = (
+            f"{len(layers):,} tensors are {stored} where config.json says dtype {config.dtype}, first {info.name}."
+        )
+        fix = "They are converted when loaded; nothing to do unless that is a surprise."
+        problems.append(Problem("note", message, info.file.name, info.name, fix))
+    return problems
 
 
 def _text_problems(directory: Path, config: ModelConfig | None) -> list[Problem]:
@@ -202,16 +209,16 @@ def _template_in_settings(directory: Path) -> bool:
         return False
 
 
-def _groups(files: Files, table: FormatTable) -> tuple[Group, ...]:
+def _groups(checkpoint: Checkpoint) -> tuple[Group, ...]:
     sizes: dict[str, int] = {}
     tensors: dict[str, int] = {}
     parameters: dict[str, int] = {}
     formats: dict[str, dict[str, int]] = {}
-    for name, info in files.tensors.items():
+    for name, info in checkpoint.tensors.items():
         group = group_of(name)
         sizes[group] = sizes.get(group, 0) + info.nbytes
         tensors[group] = tensors.get(group, 0) + 1
-    for module, layer in table.layers.items():
+    for module, layer in checkpoint.formats.layers.items():
         group = group_of(module)
         known = formats.setdefault(group, {})
         known[layer.format] = known.get(layer.format, 0) + layer.nbytes

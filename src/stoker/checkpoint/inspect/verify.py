@@ -11,7 +11,7 @@ from threading import Event, Lock
 import numpy as np
 
 from stoker.checkpoint.inspect.checksums import find_checksums
-from stoker.weights.files import Files
+from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.headers import ITEM_SIZES, TensorInfo
 from stoker.weights.json_file import open_file
 from stoker.weights.problems import Problem, count
@@ -46,13 +46,13 @@ class _File:
     error: str | None = None
 
 
-def verify(files: Files, progress: Progress | None = None) -> VerifyReport:
-    checksums = find_checksums(files.directory)
-    names = [name for name in dict.fromkeys((*files.sizes, *checksums)) if (files.directory / name).is_file()]
+def verify(checkpoint: Checkpoint, progress: Progress | None = None) -> VerifyReport:
+    checksums = find_checksums(checkpoint.directory)
+    names = [name for name in dict.fromkeys((*checkpoint.sizes, *checksums)) if (checkpoint.directory / name).is_file()]
     tensors: dict[str, list[TensorInfo]] = {}
-    for info in sorted(files.tensors.values(), key=lambda info: info.offset):
+    for info in sorted(checkpoint.tensors.values(), key=lambda info: info.offset):
         tensors.setdefault(info.file.name, []).append(info)
-    total, done, lock, stop = sum((files.directory / name).stat().st_size for name in names), 0, Lock(), Event()
+    total, done, lock, stop = sum((checkpoint.directory / name).stat().st_size for name in names), 0, Lock(), Event()
 
     def advance(count: int) -> None:
         nonlocal done
@@ -62,7 +62,7 @@ def verify(files: Files, progress: Progress | None = None) -> VerifyReport:
                 progress(done, total)
 
     def read(name: str) -> _File:
-        found, path, checksum = _File(name), files.directory / name, checksums.get(name)
+        found, path, checksum = _File(name), checkpoint.directory / name, checksums.get(name)
         hash_ = checksum.start(path.stat().st_size) if checksum else None
         try:
             for offset, block in _blocks(path, tensors.get(name, []), stop):
@@ -89,11 +89,11 @@ def verify(files: Files, progress: Progress | None = None) -> VerifyReport:
         if checksum and found.digest != checksum.digest and not found.error:
             problems.append(_mismatch(found, f"{checksum.kind} {found.digest}", checksum.digest, checksum.source))
     for name, checksum in checksums.items():
-        if name.endswith(".safetensors") and name not in names and name not in files.sizes:
+        if name.endswith(".safetensors") and name not in names and name not in checkpoint.sizes:
             message = f"{checksum.source} has a checksum for {name}, which does not exist."
             problems.append(Problem("error", message, name, fix=f"Fetch {name}."))
-    without = tuple(name for name in files.sizes if name not in checksums)
-    return VerifyReport(done, len(files.sizes), matching, without, tuple(problems))
+    without = tuple(name for name in checkpoint.sizes if name not in checksums)
+    return VerifyReport(done, len(checkpoint.sizes), matching, without, tuple(problems))
 
 
 def _mismatch(found: _File, got: str, expected: str, source: str) -> Problem:

@@ -11,8 +11,8 @@ from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.memory_guard import Reading
 from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
+from stoker.weights.checkpoint import odd_files
 from stoker.weights.dflash_config import DFlashConfig
-from stoker.weights.files import odd_files
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.problems import refuse_errors
 

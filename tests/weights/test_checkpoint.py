@@ -10,8 +10,7 @@ import pytest
 
 from stoker.checkpoint.inspect.report import inspect
 from stoker.errors import CheckpointError, StokerError
-from stoker.weights.checkpoint import INDEX, Checkpoint
-from stoker.weights.files import odd_files, scan
+from stoker.weights.checkpoint import INDEX, Checkpoint, odd_files
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.problems import LONGEST, Problem
 from tests.support import situations
@@ -26,7 +25,7 @@ def write(directory: Path, header: Any, data: bytes = bytes(64)) -> None:
 
 def both(directory: Path) -> str:
     """The sentence with which loading refuses, which must be the first that inspect says of the files."""
-    found = [problem.message for problem in scan(directory).problems if problem.severity == "error"]
+    found = [problem.message for problem in Checkpoint.scan(directory).problems if problem.severity == "error"]
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(directory)
     sentence = str(caught.value)
@@ -77,12 +76,12 @@ def test_a_faulty_header_is_refused_by_both_in_the_same_words(name: str, tmp_pat
 def test_empty_tensors_share_nothing(tmp_path: Path) -> None:
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]}
     write(tmp_path, {"a": ENTRY, "b": empty, "c": empty}, bytes(16))
-    assert not scan(tmp_path).problems
+    assert not Checkpoint.scan(tmp_path).problems
 
 
 def test_gaps_are_noted(tmp_path: Path) -> None:
     write(tmp_path, {"a": ENTRY | {"data_offsets": [4, 20]}, "b": ENTRY | {"data_offsets": [24, 40]}}, bytes(40))
-    (note,) = scan(tmp_path).problems
+    (note,) = Checkpoint.scan(tmp_path).problems
     assert (note.severity, note.message) == (
         "note",
         "model.safetensors has 8 bytes before or between its tensors that no tensor owns.",
@@ -104,7 +103,7 @@ def test_a_hostile_index_is_refused_by_both_in_the_same_words(name: str, tmp_pat
     write(tmp_path, {"a": ENTRY}, bytes(16))
     (tmp_path / INDEX).write_text(json.dumps(index))
     assert sentence in both(tmp_path)
-    assert len(scan(tmp_path).problems) < 20
+    assert len(Checkpoint.scan(tmp_path).problems) < 20
 
 
 def test_an_index_nested_without_end(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from stoker.backends.cpu.decoder import Decoder
-from stoker.weights.expected import active_parameters, expected_parameters, single_experts
 from stoker.weights.groups import GROUPS, group_of
 from stoker.weights.model_config import ModelConfig
+from stoker.weights.names import active_parameters, model_parameters, single_experts
 from tests.conftest import FAMILIES
 from tests.support.random_checkpoint import small_config
 from tests.weights.test_model_config import MODELS
@@ -28,19 +28,19 @@ def test_names_and_shapes_are_those_of_the_module(name: str) -> None:
     with torch.device("meta"):
         module = Decoder(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    assert expected_parameters(config) == shapes
+    assert model_parameters(config) == shapes
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     raw, published = MODELS[name]
-    shapes = expected_parameters(ModelConfig.from_dict(raw))
+    shapes = model_parameters(ModelConfig.from_dict(raw))
     assert sum(prod(shape) for name, shape in shapes.items() if not name.startswith("mtp.")) == published
 
 
 def test_122b_has_785_mtp_tensors_and_ten_billion_active_parameters() -> None:
     config = ModelConfig.from_dict(MODELS["Qwen3.5-122B-A10B"][0])
-    mtp = {name: shape for name, shape in expected_parameters(config).items() if name.startswith("mtp.")}
+    mtp = {name: shape for name, shape in model_parameters(config).items() if name.startswith("mtp.")}
     assert sum(prod(shape) for shape in mtp.values()) == 2_523_679_232
     single: dict[str, tuple[int, ...]] = {}
     for name, shape in mtp.items():
@@ -84,4 +84,4 @@ def test_groups(name: str, group: str) -> None:
 
 def test_every_parameter_of_every_family_has_a_group() -> None:
     for raw in SMALL.values():
-        assert "other" not in {group_of(name) for name in expected_parameters(ModelConfig.from_dict(raw))}
+        assert "other" not in {group_of(name) for name in model_parameters(ModelConfig.from_dict(raw))}
