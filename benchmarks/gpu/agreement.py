@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"agree before the first difference. Log-probabilities of the {TOP} likeliest tokens are {far:.4f} from fp32, "
         f"the CPU's {own:.4f}: {far / own:.2f} of it, {LIMIT} allowed."
     )
-    result = record("gpu_agreement", str(options.json) if options.json else None, arguments, **found)
+    result = record("gpu/agreement", str(options.json) if options.json else None, arguments, **found)
     if not far <= LIMIT * own:
         sys.exit("the GPU is further from fp32 than bf16 on the CPU is")
     return result

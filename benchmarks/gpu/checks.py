@@ -1,5 +1,5 @@
 """Every step kernel against fp64 or the reference, and bit for bit each row alone, in blocks of every size and with
-other neighbours; PTX against the plain conversion. gpu_kernels.py is the command."""
+other neighbours; PTX against the plain conversion. kernels.py is the command."""
 
 from collections.abc import Callable
 from functools import partial

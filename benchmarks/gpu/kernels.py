@@ -3,7 +3,7 @@
     PYTHONPATH=src:. python benchmarks/gpu/kernels.py --json result.json
     PYTHONPATH=src:. python benchmarks/gpu/kernels.py --only deltanet,"attention FP8"
 
-First what the memory delivers, then checks (gpu_checks.py), then times. A time is the median of graph replays over many
+First what the memory delivers, then checks (checks.py), then times. A time is the median of graph replays over many
 different weights, so that nothing comes from the L2 cache, divided by their number. Bytes are the weights, scales and
 state, read or written once.
 """
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             torch.cuda.empty_cache()
         print_rows(rows)
     weights = f"random, at the shapes of {options.shape}"
-    record("gpu_kernels", options.json, arguments, weights=weights, bandwidth=delivered, checks=found, rows=rows)
+    record("gpu/kernels", options.json, arguments, weights=weights, bandwidth=delivered, checks=found, rows=rows)
     if failed := [name for name, result in found.items() if not passed(result)]:
         sys.exit(f"checks failed: {', '.join(failed)}; see the lines above the JSON")
 

@@ -292,7 +292,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 rows.append(measure(config, weights, options, tokens, context, peak, name))
                 print_row(rows[-1])
         del weights
-    result = record("gpu_prefill", options.json, arguments, weights="random", checks=checks, rows=rows)
+    result = record("gpu/prefill", options.json, arguments, weights="random", checks=checks, rows=rows)
     if not all(check[key] for check in checks.values() for key in ("cut_equals_whole", "agrees_with_steps", "finite")):
         sys.exit("a check failed: see the lines above")
     return result

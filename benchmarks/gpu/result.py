@@ -16,7 +16,7 @@ def device_name() -> str:
 
 
 def record(name: str, path: str | None, arguments: Sequence[str] | None = None, **found: Any) -> dict[str, Any]:
-    """`name` is the benchmark's file, `arguments` those it was called with if not the process's own."""
+    """`name` is the benchmark's file in benchmarks/, `arguments` those it was called with if not the process's own."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--json" in words:  # where a file lay is nobody's business
         at = words.index("--json")

@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     weights = random_model(config, options.weights, device, 4 * (options.steps + WARM_UP + 64))
     found = soak(config, weights, options.draft, options.accept_length, options.steps)
     print(f"{device_name()}: {found}")
-    result = record("gpu_soak", options.json, arguments, shape=options.shape, weights=options.weights, **found)
+    result = record("gpu/soak", options.json, arguments, shape=options.shape, weights=options.weights, **found)
     if not (found["states_equal"] and found["finite"] and found["memory_grown_bytes"] == 0):
         sys.exit("states drifted, memory grew or a value is not finite: see the line above")
     return result

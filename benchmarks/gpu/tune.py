@@ -212,7 +212,7 @@ def main() -> None:
     for index, job in enumerate(jobs):
         if options.only is None or index in options.only:
             rows += job()
-    record("gpu_tune", options.json, bandwidth=bandwidth(), rows=rows)
+    record("gpu/tune", options.json, bandwidth=bandwidth(), rows=rows)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                if context else ""),
             flush=True,
         )  # fmt: skip
-    return record("gpu_turn", options.json, arguments, read_bandwidth=delivered, rows=rows)
+    return record("gpu/turn", options.json, arguments, read_bandwidth=delivered, rows=rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ PREFILL = ("shape", "weights", "tokens", "context", "kv")
 
 
 def print_beside(paths: list[str], theirs: dict[str, Any]) -> None:
-    """`paths`: results of gpu_decode and gpu_prefill; `theirs`: one of a script in this folder."""
+    """`paths`: results of gpu/decode.py and gpu/prefill.py; `theirs`: one of a script in this folder."""
     ours = [json.loads(Path(path).read_text()) for path in paths]
     if other := [result["device"] for result in ours if result["device"] != theirs["device"]]:
         print(f"Not the same device: {', '.join(other)} beside {theirs['device']}.")

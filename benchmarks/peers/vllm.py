@@ -1,4 +1,4 @@
-"""Decode and prefill speed of an installed vLLM at the same shapes, in rows of `gpu_decode.py` and `gpu_prefill.py`.
+"""Decode and prefill speed of an installed vLLM at the same shapes, in rows of `gpu/decode.py` and `gpu/prefill.py`.
 
     PYTHONPATH=src:. python benchmarks/peers/vllm.py --shape qwen3.5-122b-a10b --batch 1,2,4 --draft none,mtp:2 \\
         --accept-length 2.6 --context 128 --prefill 4096 --json vllm.json
@@ -82,7 +82,7 @@ def modifications(options: argparse.Namespace) -> list[str]:
         if options.accept_length is not None:
             found.append(f"drafts accepted by chance, {options.accept_length} tokens a step (vLLM's synthetic mode)")
         if options.weights == "int4" and options.mtp == "int4":
-            found.append("MTP layer in INT4 as in gpu_decode.py; the published 122B INT4 checkpoint has it in BF16")
+            found.append("MTP layer in INT4 as in gpu/decode.py; the published 122B INT4 checkpoint has it in BF16")
     if options.layers:
         found.append(f"only {options.layers} layers")
     return found
@@ -155,7 +155,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--experts", action=argparse.BooleanOptionalAction, default=True, help="count distinct experts")
     parser.add_argument("--json", metavar="FILE", help="write the result here too")
     parser.add_argument("--read", metavar="FILE", help="run nothing, take this recorded result")
-    parser.add_argument("--beside", metavar="FILE", nargs="+", default=[], help="results of gpu_decode or gpu_prefill")
+    parser.add_argument("--beside", metavar="FILE", nargs="+", default=[], help="results of decode.py or prefill.py")
     options = parser.parse_args(arguments)
     for draft in options.draft:
         rows = parse_draft(draft)[1] + 1

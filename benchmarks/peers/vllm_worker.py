@@ -47,7 +47,7 @@ class ExpertCount:
 
 
 def fill(model: nn.Module) -> None:
-    """Weights as `gpu_weights.py` makes them, before vLLM repacks them; buffers keep what the model put there."""
+    """Weights as `gpu/weights.py` makes them, before vLLM repacks them; buffers keep what the model put there."""
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         _fill(name, parameter.data)
