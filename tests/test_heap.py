@@ -7,7 +7,7 @@ import sys
 import pytest
 
 GROW = """
-from stoker import heap
+from stoker.engine.worker import heap
 def held():  # MB
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 heap.limit_arenas()
@@ -31,7 +31,7 @@ def test_freed_memory_goes_back_when_it_is_asked_for() -> None:
 
 LOAD = """
 import gc, time
-from stoker import heap
+from stoker.engine.worker import heap
 loaded = [[number] for number in range(1_000_000)]
 def longest():  # ms that a collection of everything takes
     began = time.perf_counter()

@@ -39,7 +39,7 @@ from stoker.sampling.settings import Sampling
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.memory_guard import read_memory
 from stoker.server.lifecycle.plan import plan_engine
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel
 from stoker.speculate.choice import DraftChoice
 
 TOKENS = 96

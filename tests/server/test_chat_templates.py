@@ -13,7 +13,7 @@ from stoker.demo import EMBEDDED
 from stoker.engine import chat_template
 from stoker.errors import ConfigError, TokenizerError
 from stoker.server.errors import ApiError
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel
 from tests.server.running import HEALTH_S, Running, chat_body
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

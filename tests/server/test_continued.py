@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from stoker.demo import EMBEDDED
-from stoker.server.continued import open_ended, thinks_at_the_end
 from stoker.server.errors import ApiError
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel, open_ended, thinks_at_the_end
 from tests.server.running import Running
 
 QUESTION = {"role": "user", "content": "Count to three."}

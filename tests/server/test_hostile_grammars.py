@@ -144,7 +144,7 @@ def test_a_worker_that_is_killed_costs_at_most_its_request(running: Running) -> 
             if len(chunks) == 5:
                 for pid in running.processes:
                     with suppress(OSError):
-                        if b"stoker.grammar.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        if b"stoker.engine.grammar.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                             os.kill(pid, signal.SIGKILL)
                             killed += 1
     assert killed

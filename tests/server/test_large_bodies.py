@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from stoker.server import bodies
+from stoker.server.endpoints import body as bodies
 from stoker.server.schemas.completions import CompletionRequest
 from tests.server.running import HEALTH_S, Running, chat_body
 

@@ -16,12 +16,12 @@ from stoker.cli.main import app
 from stoker.demo import EMBEDDED
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
-from stoker.server.conversation import template_tools
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
 from stoker.server.lifecycle.run import listen
+from stoker.server.model import ServedModel
+from stoker.server.prepare.template import template_tools
 from stoker.server.schemas.chat import Function, Tool
-from stoker.server.served import ServedModel
 from tests.server.faulty import SLOW
 from tests.server.running import PATIENCE_S, Running, chat_body
 

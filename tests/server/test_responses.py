@@ -6,10 +6,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from stoker.server.endpoints.responses import KeptItems
 from stoker.server.errors import ApiError
-from stoker.server.kept_items import KeptItems
 from stoker.server.output.custom import CustomCalls, CustomInput
 from stoker.server.output.pieces import CallArguments, CallStart, Content, Piece
+from stoker.server.prepare.responses import chat_request
 from stoker.server.schemas.chat import AllowedToolsChoice, ChatRequest, NamedTool
 from stoker.server.schemas.responses import ResponsesRequest
 from tests.server.running import NO_THINK, PATIENCE_S, Running
@@ -39,7 +40,7 @@ PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 
 
 def chat(**body: Any) -> ChatRequest:
-    return ResponsesRequest.model_validate({"input": "hi", **body}).chat(lambda name: None)
+    return chat_request(ResponsesRequest.model_validate({"input": "hi", **body}), lambda name: None)
 
 
 def body(**more: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import uvicorn
 from stoker.demo import EMBEDDED
 from stoker.server.config import ServerConfig
 from stoker.server.guard import Guard
-from stoker.server.patience import PatientProtocol
-from stoker.server.streaming import EventStream
+from stoker.server.protocol import PatientProtocol
+from stoker.server.stream import EventStream
 
 STALL_S = 1.0
 EVENT = "x" * 1000

@@ -15,16 +15,15 @@ from torch import Tensor
 from stoker.backends.cpu.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.grammar.mask import Grammar, GrammarMask
 from stoker.engine.request import AUTO, Depth
 from stoker.engine.worker.client import LocalEngine
 from stoker.errors import RequestError
-from stoker.grammar.mask import GrammarMask
 from stoker.sampling.settings import Sampling
 from stoker.server.errors import ApiError
-from stoker.server.grammar import Grammar
+from stoker.server.model import ServedModel
+from stoker.server.prepare.structured import answer_mask, call_mask
 from stoker.server.schemas.common import JsonSchemaFormat, ResponseFormat, StructuredOutputs
-from stoker.server.served import ServedModel
-from stoker.server.structured import answer_mask, call_mask
 from stoker.speculate.choice import DraftChoice
 from tests.server.running import Running, chat_body
 

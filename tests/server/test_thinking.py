@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.engine.thinking_budget import ThinkingBudget
 from stoker.sampling.mask import RemoteMask, mask_drafts
 from stoker.sampling.settings import Sampling
 from stoker.server.schemas.chat import ChatRequest
-from stoker.server.schemas.unsupported import UNSUPPORTED
-from stoker.server.thinking_budget import ThinkingBudget
+from stoker.server.schemas.common import UNSUPPORTED
 from tests.server.running import Running, chat_body, text_of
 
 QUESTION = [{"role": "user", "content": "hello"}]

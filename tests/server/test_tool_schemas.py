@@ -9,14 +9,13 @@ import jsonschema
 import pytest
 
 from stoker.demo import EMBEDDED
-from stoker.grammar.mask import GrammarMask
+from stoker.engine.grammar.mask import Grammar, GrammarMask
 from stoker.server.errors import ApiError
-from stoker.server.grammar import Grammar
+from stoker.server.model import ServedModel
 from stoker.server.output.answer import AnswerParser
 from stoker.server.output.pieces import Call, Message
-from stoker.server.output.schemas import standard
-from stoker.server.served import ServedModel
-from stoker.server.structured import Mask, call_mask, strict_mask
+from stoker.server.output.tool_schemas import standard
+from stoker.server.prepare.structured import Mask, call_mask, strict_mask
 
 CASES = 2000 if os.environ.get("STOKER_FULL") else 200
 LONGEST = 160  # tokens of a random call; those that run on are given up

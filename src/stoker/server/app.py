@@ -16,13 +16,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import stoker
-from stoker.server.bodies import invalid
 from stoker.server.endpoints import chat, completions, messages, page, responses
 from stoker.server.endpoints import models as about
+from stoker.server.endpoints.body import invalid
 from stoker.server.errors import ApiError
 from stoker.server.guard import Guard
 from stoker.server.lifecycle.service import Service
-from stoker.server.streaming import ClientGone, JsonResponse
+from stoker.server.stream import ClientGone, JsonResponse
 
 log = logging.getLogger("stoker.server")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -51,6 +51,7 @@ def create_app(service: Service) -> ASGIApp:
         default_response_class=JsonResponse,
     )
     app.state.service = service
+    app.state.kept_items = responses.KeptItems()
     for module in (about, chat, completions, responses, messages, page):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _told)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +12,9 @@ from stoker.engine.worker.client import Stream
 from stoker.errors import RequestError, StokerError
 from stoker.sampling.settings import Sampling
 from stoker.server.errors import TimedOut, api_error
+from stoker.server.model import ServedModel
 from stoker.server.output.answer import AnswerParser
 from stoker.server.output.pieces import Content, Piece
-from stoker.server.served import ServedModel
 
 if TYPE_CHECKING:
     from stoker.sampling.mask import TokenMask
@@ -24,7 +24,7 @@ log = logging.getLogger("stoker.server")
 
 
 @dataclass(frozen=True)
-class Ask:
+class EngineRequest:
     """A checked request for one answer, ready for the engine."""
 
     prompt: list[int]
@@ -83,12 +83,18 @@ class Generation:
     """Iterate over `deltas` once; leave it through `close`, which frees the engine of what is left."""
 
     def __init__(
-        self, stream: Stream, ask: Ask, model: ServedModel, metrics: "Metrics", arrived_at: float, timeout: float
+        self,
+        stream: Stream,
+        request: EngineRequest,
+        model: ServedModel,
+        metrics: "Metrics",
+        arrived_at: float,
+        timeout: float,
     ) -> None:
-        self.ask, self.progress = ask, Progress(arrived_at=arrived_at)
+        self.request, self.progress = request, Progress(arrived_at=arrived_at)
         self._stream, self._metrics = stream, metrics
-        self._text = model.stream(ask.sampling.stop)
-        self._parser = AnswerParser(ask.thinking, ask.tools, ask.strict) if ask.parsed else None
+        self._text = model.stream(request.sampling.stop)
+        self._parser = AnswerParser(request.thinking, request.tools, request.strict) if request.parsed else None
         self._timeout = timeout
         left = arrived_at + timeout - time.perf_counter()
         self._timer = asyncio.get_running_loop().call_later(left, self._expire)
@@ -117,7 +123,7 @@ class Generation:
         self._timer.cancel()
         if not self._ended:
             self._ended = True
-            self._metrics.ended(Finish.CANCELLED, self.progress, Stats(prompt_tokens=len(self.ask.prompt)))
+            self._metrics.ended(Finish.CANCELLED, self.progress, Stats(prompt_tokens=len(self.request.prompt)))
             self._stream.cancel()
 
     async def _next(self) -> Delta:
@@ -176,12 +182,44 @@ class Generation:
 
     def _push(self, token: int) -> str:
         self.progress.tokens += 1
-        return self._text.push(token, may_stop=self.progress.tokens > self.ask.sampling.min_tokens)
+        return self._text.push(token, may_stop=self.progress.tokens > self.request.sampling.min_tokens)
 
     def _fail(self) -> None:
         if not self._ended:
             self._ended = True
-            self._metrics.ended(Finish.ERROR, self.progress, Stats(prompt_tokens=len(self.ask.prompt)))
+            self._metrics.ended(Finish.ERROR, self.progress, Stats(prompt_tokens=len(self.request.prompt)))
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Delta]]:
+    """Deltas of all choices, each with its place, as they come. The first error ends them all."""
+    if len(generations) == 1:
+        async for delta in generations[0].deltas():
+            yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
+
+    async def read(place: int, generation: Generation) -> None:
+        async for delta in generation.deltas():
+            queue.put_nowait((place, delta))
+
+    async def read_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place, generation in enumerate(generations):
+                    group.create_task(read(place, generation))
+        finally:
+            queue.put_nowait(None)
+
+    reading = asyncio.create_task(read_all())
+    try:
+        while (entry := await queue.get()) is not None:
+            yield entry
+        try:
+            await reading
+        except* Exception as group:
+            raise group.exceptions[0] from None
+    finally:
+        reading.cancel()
 
 
 def _tell(finish: Finish, stats: Stats) -> None:

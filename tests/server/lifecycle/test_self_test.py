@@ -16,7 +16,7 @@ from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.memory_guard import Reading
 from stoker.server.lifecycle.plan import Plan, plan_engine
 from stoker.server.lifecycle.self_test import self_test
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel
 from stoker.speculate.choice import DraftChoice
 from stoker.speculate.draft import Draft
 

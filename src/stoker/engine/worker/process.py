@@ -17,7 +17,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from stoker import heap
+from stoker.engine.worker import heap
 from stoker.engine.worker.client import SHUT, EngineClient, pending
 from stoker.engine.worker.loop import EngineLoop, log
 from stoker.engine.worker.messages import Command, Ended, Loading, Ready, Report, Shutdown

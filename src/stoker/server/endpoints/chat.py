@@ -11,18 +11,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats
-from stoker.server.bodies import BodyRoute
+from stoker.server.endpoints.body import BodyRoute
+from stoker.server.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from stoker.server.endpoints.respond import respond
+from stoker.server.endpoints.usage import final_usage, response_metrics, usage
 from stoker.server.generation import Delta
-from stoker.server.lifecycle.service import Begun, Service
-from stoker.server.logprobs import chat_logprobs, prompt_logprobs
+from stoker.server.lifecycle.service import Service, Submission
 from stoker.server.merge import merged
 from stoker.server.output.custom import CustomCalls
 from stoker.server.output.pieces import Call, CallArguments, CallStart, Content, Message, Piece, Reasoning
-from stoker.server.prepare import chat_asks
+from stoker.server.prepare.chat import chat_requests
 from stoker.server.schemas.chat import ChatRequest
-from stoker.server.streaming import DONE, data
-from stoker.server.usage import final_usage, response_metrics, usage
+from stoker.server.stream import DONE, data
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -33,10 +33,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    asks = await asyncio.to_thread(chat_asks, service, body)
-    begun = service.begin(asks, arrived_at)
-    response = ChatResponse(service, body, begun)
-    return await respond(request, service, begun, response, body.stream, lambda error: data(error.openai()), DONE)
+    submission = service.submit(await asyncio.to_thread(chat_requests, service, body), arrived_at)
+    response = ChatResponse(service, body, submission)
+    return await respond(request, submission, response, body.stream, lambda error: data(error.openai()), DONE)
 
 
 @dataclass
@@ -54,18 +53,18 @@ class Choice:
 class ChatResponse:
     """One response, sent whole or as a stream."""
 
-    def __init__(self, service: Service, body: ChatRequest, begun: Begun) -> None:
-        self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
+    def __init__(self, service: Service, body: ChatRequest, submission: Submission) -> None:
+        self._service, self._body, self._submission, self._requests = service, body, submission, submission.requests
         self._model = service.model
         self._custom = body.custom_tools
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model.name}
 
     async def whole(self) -> dict[str, Any]:
-        messages = [Message(calls=[]) for _ in self._asks]
-        custom = [CustomCalls(self._custom) for _ in self._asks]
-        deltas: list[list[Delta]] = [[] for _ in self._asks]
+        messages = [Message(calls=[]) for _ in self._requests]
+        custom = [CustomCalls(self._custom) for _ in self._requests]
+        deltas: list[list[Delta]] = [[] for _ in self._requests]
         thinking = 0
-        async for place, delta in merged(self._begun.generations):
+        async for place, delta in merged(self._submission.generations):
             deltas[place].append(delta)
             thinking += delta.reasoning_tokens
             for piece in self._shown(custom[place], delta):
@@ -80,7 +79,7 @@ class ChatResponse:
             "system_fingerprint": None,
         }
         if self._body.return_token_ids:
-            found["prompt_token_ids"] = self._asks[0].prompt
+            found["prompt_token_ids"] = self._requests[0].prompt
         if (top := self._body.prompt_logprobs) is not None:
             scored = deltas[0][0].prompt_logprobs
             found["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, scored, self._model, top)
@@ -124,10 +123,10 @@ class ChatResponse:
     async def stream(self) -> AsyncIterator[str]:
         options = self._body.stream_options
         with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
-        choices = [Choice(CustomCalls(self._custom)) for _ in self._asks]
+        choices = [Choice(CustomCalls(self._custom)) for _ in self._requests]
         ended: dict[int, Stats] = {}
-        prompt = len(self._asks[0].prompt)
-        async for place, delta in merged(self._begun.generations):
+        prompt = len(self._requests[0].prompt)
+        async for place, delta in merged(self._submission.generations):
             choice = choices[place]
             choice.tokens += len(delta.tokens)
             choice.reasoning_tokens += delta.reasoning_tokens
@@ -138,7 +137,7 @@ class ChatResponse:
                 continue
             chunk = {**self._head, "object": "chat.completion.chunk", "choices": [entry]}
             if self._body.return_token_ids and not choice.began:
-                chunk["prompt_token_ids"] = self._asks[place].prompt
+                chunk["prompt_token_ids"] = self._requests[place].prompt
             choice.began = True
             if counting:
                 chunk["usage"] = usage(prompt, sum(each.tokens for each in choices))

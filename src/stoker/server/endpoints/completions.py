@@ -11,21 +11,21 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats, TokenLogprob
-from stoker.server.bodies import BodyRoute
+from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.chat import drafts_of, finish_reason
+from stoker.server.endpoints.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
 from stoker.server.endpoints.respond import respond
+from stoker.server.endpoints.usage import response_metrics, usage
 from stoker.server.errors import ApiError
-from stoker.server.generation import Ask, Delta
-from stoker.server.lifecycle.service import Begun, Service
-from stoker.server.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
+from stoker.server.generation import Delta, EngineRequest
+from stoker.server.lifecycle.service import Service, Submission
 from stoker.server.merge import merged
 from stoker.server.output.pieces import Content
-from stoker.server.prepare import MOST_LOGPROBS, prompted
-from stoker.server.sampled import choice_samplings, choices_of
+from stoker.server.prepare.chat import MOST_LOGPROBS, prompted
+from stoker.server.prepare.sampling import choice_samplings, choices_of
+from stoker.server.prepare.structured import answer_mask
 from stoker.server.schemas.completions import CompletionRequest
-from stoker.server.streaming import DONE, data
-from stoker.server.structured import answer_mask
-from stoker.server.usage import response_metrics, usage
+from stoker.server.stream import DONE, data
 
 router = APIRouter(route_class=BodyRoute)
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -38,13 +38,12 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    asks = await asyncio.to_thread(completion_asks, service, body)
-    begun = service.begin(asks, arrived_at)
-    response = CompletionResponse(service, body, begun)
-    return await respond(request, service, begun, response, body.stream, lambda error: data(error.openai()), DONE)
+    submission = service.submit(await asyncio.to_thread(completion_requests, service, body), arrived_at)
+    response = CompletionResponse(service, body, submission)
+    return await respond(request, submission, response, body.stream, lambda error: data(error.openai()), DONE)
 
 
-def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
+def completion_requests(service: Service, body: CompletionRequest) -> list[EngineRequest]:
     """One per prompt and choice."""
     if body.suffix:
         raise ApiError(400, "suffix is not supported: text is only continued.", param="suffix")
@@ -54,12 +53,13 @@ def completion_asks(service: Service, body: CompletionRequest) -> list[Ask]:
         raise ApiError(400, "max_tokens is 0, expected at least 1; 0 only with echo.", param="max_tokens")
     wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1  # of 0, the one made is not shown
     mask = answer_mask(service.model, body.response_format, body.structured_outputs, thinking=False)
-    asks = []
+    requests = []
     for prompt in _prompts(service, body):
         echoed = body.logprobs if body.echo else None
-        ask = replace(prompted(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
-        asks += [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
-    return asks
+        request = replace(prompted(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
+        samplings = choice_samplings(request.sampling, choices_of(body))
+        requests += [replace(request, sampling=each) for each in samplings]
+    return requests
 
 
 def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
@@ -74,8 +74,8 @@ def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
 
 
 class CompletionResponse:
-    def __init__(self, service: Service, body: CompletionRequest, begun: Begun) -> None:
-        self._service, self._body, self._begun, self._asks = service, body, begun, begun.asks
+    def __init__(self, service: Service, body: CompletionRequest, submission: Submission) -> None:
+        self._service, self._body, self._submission, self._requests = service, body, submission, submission.requests
         self._model = service.model
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -85,7 +85,7 @@ class CompletionResponse:
         }
 
     async def whole(self) -> dict[str, Any]:
-        deltas: list[list[Delta]] = [[] for _ in self._asks]
+        deltas: list[list[Delta]] = [[] for _ in self._requests]
         async for place, delta in self._deltas():
             deltas[place].append(delta)
         stats = [found[-1].stats or Stats() for found in deltas]
@@ -112,7 +112,7 @@ class CompletionResponse:
             scored = deltas[0].prompt_logprobs
             found["prompt_logprobs"] = prompt_logprobs(scored, self._model, self._body.prompt_logprobs)
         if self._body.return_token_ids:
-            found["prompt_token_ids"] = self._asks[place].prompt
+            found["prompt_token_ids"] = self._requests[place].prompt
             found["token_ids"] = [token for delta in deltas for token in delta.tokens]
         return found
 
@@ -120,9 +120,9 @@ class CompletionResponse:
         options = self._body.stream_options
         with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
         ended: dict[int, Stats] = {}
-        tokens, began = 0, [False] * len(self._asks)
-        offsets = [len(self._echo(place)) for place in range(len(self._asks))]
-        prompt = len(self._asks[0].prompt)
+        tokens, began = 0, [False] * len(self._requests)
+        offsets = [len(self._echo(place)) for place in range(len(self._requests))]
+        prompt = len(self._requests[0].prompt)
         async for place, delta in self._deltas():
             tokens += len(delta.tokens)
             text = ("" if began[place] else self._echo(place)) + text_of(delta)
@@ -137,7 +137,7 @@ class CompletionResponse:
                 chunk["usage"] = usage(prompt, tokens)
             elif with_usage:
                 chunk["usage"] = None
-            if len(ended) == len(self._asks) and not with_usage:
+            if len(ended) == len(self._requests) and not with_usage:
                 chunk["metrics"] = response_metrics(list(ended.values()), self._service.choice.depth)
             yield data(chunk)
         if with_usage:
@@ -160,7 +160,7 @@ class CompletionResponse:
         if self._body.return_token_ids:
             found["token_ids"] = list(delta.tokens)
             if not began:
-                found["prompt_token_ids"] = self._asks[place].prompt
+                found["prompt_token_ids"] = self._requests[place].prompt
         if self._body.return_drafts and delta.tokens:
             found["drafts"] = drafts_of(delta, self._model)
         return found
@@ -180,7 +180,7 @@ class CompletionResponse:
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """With max_tokens 0 the one token that the engine makes is left out."""
-        async for place, delta in merged(self._begun.generations):
+        async for place, delta in merged(self._submission.generations):
             if self._prompt_only:
                 delta = delta._replace(pieces=[], tokens=(), logprobs=(), finish=Finish.LENGTH, stop=None)
             yield place, delta
@@ -191,11 +191,11 @@ class CompletionResponse:
         if not self._body.echo or first is None:
             return found
         top = self._body.logprobs or 0
-        before = echoed_logprobs(self._asks[place].prompt, first.prompt_logprobs, self._model, top)
+        before = echoed_logprobs(self._requests[place].prompt, first.prompt_logprobs, self._model, top)
         return {name: before[name] + found[name] for name in found}
 
     def _echo(self, place: int) -> str:
-        return self._model.decode(self._asks[place].prompt) if self._body.echo else ""
+        return self._model.decode(self._requests[place].prompt) if self._body.echo else ""
 
 
 def text_of(delta: Delta) -> str:

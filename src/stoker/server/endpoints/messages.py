@@ -11,16 +11,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats
-from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
-from stoker.server.bodies import BodyRoute
-from stoker.server.conversation import template_messages, template_tools
+from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.respond import respond
+from stoker.server.endpoints.usage import response_metrics
 from stoker.server.generation import Delta
-from stoker.server.lifecycle.service import Begun, Service
-from stoker.server.prepare import chat_asks
+from stoker.server.lifecycle.service import Service, Submission
+from stoker.server.output.blocks import Added, Block, Blocks, Change, Closed, Opened
+from stoker.server.prepare.anthropic import chat_request, generating_request
+from stoker.server.prepare.chat import chat_requests
+from stoker.server.prepare.template import template_messages, template_tools
 from stoker.server.schemas.messages import CountTokensRequest, MessagesRequest
-from stoker.server.streaming import event
-from stoker.server.usage import response_metrics
+from stoker.server.stream import event
 
 router = APIRouter(route_class=BodyRoute)
 SIGNATURE = "stoker"  # a thought that comes back is taken as it is, so there is nothing to sign
@@ -32,12 +33,10 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    asks = await asyncio.to_thread(lambda: chat_asks(service, body.whole_chat()))
-    begun = service.begin(asks, arrived_at)
-    response = MessagesResponse(service, begun)
-    return await respond(
-        request, service, begun, response, body.stream, lambda error: event("error", error.anthropic())
-    )
+    requests = await asyncio.to_thread(lambda: chat_requests(service, generating_request(body)))
+    submission = service.submit(requests, arrived_at)
+    response = MessagesResponse(service, submission)
+    return await respond(request, submission, response, body.stream, lambda error: event("error", error.anthropic()))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -46,7 +45,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
     service.model.check_name(body.model)
 
     def count() -> int:
-        chat = body.chat()
+        chat = chat_request(body)
         rendered = template_messages(chat.messages, service.config.max_messages)
         tools, going_on = template_tools(chat.tools), bool(chat.continue_final_message)
         return len(service.model.render(rendered, tools, True, chat.template_options, going_on))
@@ -55,9 +54,9 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
 
 
 class MessagesResponse:
-    def __init__(self, service: Service, begun: Begun) -> None:
+    def __init__(self, service: Service, submission: Submission) -> None:
         self._service = service
-        (self._generation,) = begun.generations
+        (self._generation,) = submission.generations
         self._head = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
@@ -81,7 +80,7 @@ class MessagesResponse:
 
     async def stream(self) -> AsyncIterator[str]:
         blocks = Blocks()
-        nothing: dict[str, Any] = {"input_tokens": len(self._generation.ask.prompt), "output_tokens": 0}
+        nothing: dict[str, Any] = {"input_tokens": len(self._generation.request.prompt), "output_tokens": 0}
         start: dict[str, Any] = {
             **self._head,
             "content": [],

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 import stoker
-from stoker.server.bodies import BodyRoute, in_thread, large_json
-from stoker.server.conversation import template_messages, template_tools
+from stoker.server.endpoints.body import BodyRoute, in_thread, large_json
 from stoker.server.errors import ApiError
 from stoker.server.lifecycle.service import Service
 from stoker.server.metrics import CONTENT_TYPE
+from stoker.server.prepare.template import template_messages, template_tools
 from stoker.server.schemas.completions import DetokenizeRequest, TokenizeRequest
 
 LARGE = 1 << 18  # bytes of text, or tokens: work that waits for its like

@@ -1,8 +1,10 @@
 """OpenAI's POST /v1/responses. A request brings its whole conversation, of which past answers may be references."""
 
 import asyncio
+import json
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -10,21 +12,23 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats, TokenLogprob
-from stoker.server.blocks import Added, Block, Blocks, Change, Closed, Opened
-from stoker.server.bodies import BodyRoute
+from stoker.server.endpoints.body import BodyRoute
+from stoker.server.endpoints.logprobs import chat_logprobs
 from stoker.server.endpoints.respond import respond
+from stoker.server.endpoints.usage import response_metrics
 from stoker.server.errors import ApiError
 from stoker.server.generation import Delta
-from stoker.server.lifecycle.service import Begun, Service
-from stoker.server.logprobs import chat_logprobs
+from stoker.server.lifecycle.service import Service, Submission
+from stoker.server.output.blocks import Added, Block, Blocks, Change, Closed, Opened
 from stoker.server.output.custom import CustomCalls
-from stoker.server.prepare import chat_asks
+from stoker.server.prepare.chat import chat_requests
+from stoker.server.prepare.responses import chat_request
+from stoker.server.prepare.responses_tools import namespaces
 from stoker.server.schemas.responses import ResponsesRequest
-from stoker.server.schemas.responses_tools import namespaces
-from stoker.server.streaming import event
-from stoker.server.usage import response_metrics
+from stoker.server.stream import event
 
 router = APIRouter(route_class=BodyRoute)
+MOST_CHARACTERS = 64 * 1024 * 1024  # of all items that are kept; the oldest go first
 
 
 @router.post("/v1/responses")
@@ -33,18 +37,25 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     arrived_at = time.perf_counter()
     service.model.check_name(body.model)
     service.admit()
-    chat = await asyncio.to_thread(body.chat, service.items.find)
-    asks = await asyncio.to_thread(chat_asks, service, chat)
-    begun = service.begin(asks, arrived_at)
-    response = ResponsesResponse(service, body, begun, chat.custom_tools)
-    return await respond(request, service, begun, response, body.stream, response.failed)
+    items: KeptItems = request.app.state.kept_items
+    chat = await asyncio.to_thread(chat_request, body, items.find)
+    submission = service.submit(await asyncio.to_thread(chat_requests, service, chat), arrived_at)
+    response = ResponsesResponse(service, items, body, submission, chat.custom_tools)
+    return await respond(request, submission, response, body.stream, response.failed)
 
 
 class ResponsesResponse:
-    def __init__(self, service: Service, body: ResponsesRequest, begun: Begun, custom: frozenset[str]) -> None:
-        self._service, self._body = service, body
-        (self._generation,) = begun.generations
-        sampling = self._generation.ask.sampling
+    def __init__(
+        self,
+        service: Service,
+        items: "KeptItems",
+        body: ResponsesRequest,
+        submission: Submission,
+        custom: frozenset[str],
+    ) -> None:
+        self._service, self._items, self._body = service, items, body
+        (self._generation,) = submission.generations
+        sampling = self._generation.request.sampling
         self._blocks = Blocks()
         self._custom, self._custom_calls = custom, CustomCalls(custom)
         self._namespaces = namespaces(body.tools)
@@ -81,8 +92,8 @@ class ResponsesResponse:
         return self._response(delta)
 
     async def stream(self) -> AsyncIterator[str]:
-        begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        yield self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        opening = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        yield self._event("response.created", response=opening) + self._event("response.in_progress", response=opening)
         async for delta in self._generation.deltas():
             text = "".join(part for change in self._changes(delta) for part in self._told(change, delta))
             if text:
@@ -108,7 +119,7 @@ class ResponsesResponse:
     def _keep(self, changes: Iterator[Change]) -> Iterator[Change]:
         for change in changes:
             if isinstance(change, Closed) and self._body.store is not False:
-                self._service.items.keep(self._item(change.block, "completed"))
+                self._items.keep(self._item(change.block, "completed"))
             yield change
 
     def _response(self, delta: Delta) -> dict[str, Any]:
@@ -192,3 +203,24 @@ class ResponsesResponse:
         message = {"type": kind, "sequence_number": self._events, **fields}
         self._events += 1
         return event(kind, message)
+
+
+class KeptItems:
+    """In memory only: a restart forgets them. Used from several threads, each operation being one of the dict's."""
+
+    def __init__(self, most: int = MOST_CHARACTERS) -> None:
+        self._most, self._size = most, 0
+        self._items: OrderedDict[str, str] = OrderedDict()
+
+    def keep(self, item: dict[str, Any]) -> None:
+        text = json.dumps(item)
+        self._items[item["id"]] = text
+        self._size += len(text)
+        while self._size > self._most:
+            _, oldest = self._items.popitem(last=False)
+            self._size -= len(oldest)
+
+    def find(self, item_id: str) -> dict[str, Any] | None:
+        text = self._items.get(item_id)
+        found: dict[str, Any] | None = None if text is None else json.loads(text)
+        return found

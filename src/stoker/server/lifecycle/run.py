@@ -11,14 +11,14 @@ from typing import Any
 
 import uvicorn
 
-from stoker import heap
+from stoker.engine.worker import heap
 from stoker.engine.worker.spec import Buildable, EngineSpec
 from stoker.errors import RequestError, StokerError
 from stoker.server.app import create_app
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.plan import Plan
 from stoker.server.lifecycle.service import Service
-from stoker.server.patience import PatientProtocol
+from stoker.server.protocol import PatientProtocol
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")

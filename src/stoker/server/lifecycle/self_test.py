@@ -9,7 +9,7 @@ from stoker.engine.worker.client import EngineClient
 from stoker.errors import CheckpointError, StokerError
 from stoker.sampling.settings import Sampling
 from stoker.server.lifecycle.plan import Plan
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")

@@ -7,27 +7,26 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from stoker import heap
 from stoker.engine.config import check_request
 from stoker.engine.request import AUTO, Depth
+from stoker.engine.worker import heap
 from stoker.engine.worker.process import EngineProcess
 from stoker.engine.worker.spec import Buildable
 from stoker.errors import EngineError, StokerError
 from stoker.server.config import ServerConfig
 from stoker.server.errors import RETRY_S, ApiError, api_error
-from stoker.server.generation import Ask, Generation
-from stoker.server.kept_items import KeptItems
+from stoker.server.generation import EngineRequest, Generation
 from stoker.server.lifecycle.memory_guard import MemoryGuard, read_memory
 from stoker.server.lifecycle.plan import Plan
 from stoker.server.lifecycle.self_test import self_test
 from stoker.server.lifecycle.supervisor import Supervisor
 from stoker.server.metrics import Metrics, engine_gauges
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
 REST_S, WORK_S = 3.0, 0.2  # how often it is seen whether all rests, and what CPU time makes freed memory worth a look
-THREADS = 32  # that read requests; at most half of them wait for schemas to be checked (server/grammar.py)
+THREADS = 32  # that read requests; at most half of them wait for schemas to be checked (prepare/grammar_check.py)
 
 
 class Service:
@@ -39,7 +38,6 @@ class Service:
         self.supervisor = Supervisor(spec, config.step_timeout, self._test if config.self_test else None)
         self.supervisor.on_fall = lambda reason: self.metrics.restarts.inc()
         self.live: set[Generation] = set()
-        self.items = KeptItems()
         self.draining = False
         self._model: ServedModel | None = None
         self._loaded = asyncio.Event()
@@ -148,10 +146,10 @@ class Service:
                 retry_after=RETRY_S,
             )
 
-    def check(self, ask: Ask) -> None:
+    def check(self, request: EngineRequest) -> None:
         """Raises 400, with the numbers, for what could never be served."""
         try:
-            check_request(self.model.config, ask.prompt, ask.sampling)
+            check_request(self.model.config, request.prompt, request.sampling)
         except StokerError as error:
             raise api_error(error) from error
 
@@ -172,21 +170,21 @@ class Service:
 
     # -- what is under way
 
-    def begin(self, asks: list[Ask], arrived_at: float) -> "Begun":
+    def submit(self, requests: list[EngineRequest], arrived_at: float) -> "Submission":
         """Hands checked requests to the engine, all or none. Raises where there is no room for them."""
-        self.admit(len(asks))
+        self.admit(len(requests))
         engine = self.supervisor.engine
         assert engine is not None
-        begun = Begun(self)
+        submission = Submission(self)
         try:
-            for ask in asks:
-                stream = engine.submit(ask.prompt, ask.sampling, self.depth, ask.boundaries, ask.mask)
+            for request in requests:
+                stream = engine.submit(request.prompt, request.sampling, self.depth, request.boundaries, request.mask)
                 timeout = self.config.request_timeout
-                begun.add(Generation(stream, ask, self.model, self.metrics, arrived_at, timeout))
+                submission.add(Generation(stream, request, self.model, self.metrics, arrived_at, timeout))
         except StokerError as error:
-            begun.close()
+            submission.close()
             raise api_error(error) from error
-        return begun
+        return submission
 
     def abort_all(self, reason: str) -> None:
         for generation in list(self.live):
@@ -229,7 +227,7 @@ class Service:
             yield from engine_gauges(stats)
 
 
-class Begun:
+class Submission:
     """Answers of one request under way. `close` cancels what is still running of them."""
 
     def __init__(self, service: Service) -> None:
@@ -237,8 +235,8 @@ class Begun:
         self.generations: list[Generation] = []
 
     @property
-    def asks(self) -> list[Ask]:
-        return [generation.ask for generation in self.generations]
+    def requests(self) -> list[EngineRequest]:
+        return [generation.request for generation in self.generations]
 
     def add(self, generation: Generation) -> None:
         self.generations.append(generation)

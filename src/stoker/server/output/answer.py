@@ -5,7 +5,7 @@ from typing import Any
 
 from stoker.server.output.pieces import Piece, Reasoning
 from stoker.server.output.reasoning import ReasoningSplitter
-from stoker.server.output.tools import ToolCallParser
+from stoker.server.output.tool_calls import ToolCallParser
 
 
 class AnswerParser:

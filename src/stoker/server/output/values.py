@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from stoker.server.output.schemas import kind_of
+from stoker.server.output.tool_schemas import kind_of
 
 STRING = frozenset({"string"})
 SPACE = " \t\r\n"

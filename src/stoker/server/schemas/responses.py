@@ -1,25 +1,11 @@
-"""OpenAI's POST /v1/responses, said again as a chat request."""
+"""The body of OpenAI's POST /v1/responses."""
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import model_validator
 
-from stoker.server.conversation import newest_place, text_of
 from stoker.server.errors import ApiError
-from stoker.server.output.custom import CUSTOM_INPUT
-from stoker.server.schemas.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
-from stoker.server.schemas.common import Json, JsonSchemaFormat, ResponseFormat, Sampled
-from stoker.server.schemas.responses_tools import chosen, flat_name, offered
-
-ROLES = ("user", "assistant", "system", "developer")
-STATEFUL = {
-    "previous_response_id": "responses are not kept; send the whole conversation as input",
-    "conversation": "conversations are not kept; send the whole conversation as input",
-    "background": "a response is made while its client waits",
-    "prompt": "prompt templates are not kept",
-}
+from stoker.server.schemas.common import Json, Sampled
 
 ELSEWHERE = {  # parameters of chat completions that have another name here
     "messages": "input",
@@ -29,8 +15,6 @@ ELSEWHERE = {  # parameters of chat completions that have another name here
     "reasoning_effort": "reasoning.effort",
     "prompt_logprobs": "/v1/completions or /v1/chat/completions",
 }
-# records of what OpenAI's servers did, which say nothing that the model could read
-LEFT_OUT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "additional_tools")
 
 
 class ResponsesRequest(Sampled):
@@ -58,153 +42,12 @@ class ResponsesRequest(Sampled):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_place(cls, body: Any) -> Any:
+    def _refuse_names_of_chat(cls, body: Any) -> Any:
         for name, place in ELSEWHERE.items():
             if isinstance(body, dict) and body.get(name) is not None:
                 raise ApiError(400, f"{name} is no parameter of /v1/responses; use {place}.", param=name)
         return body
 
-    def chat(self, kept: Callable[[str], Json | None]) -> ChatRequest:
-        """`kept` finds items of past answers by their id."""
-        for name, reason in STATEFUL.items():
-            if getattr(self, name):
-                raise ApiError(400, f"{name} is not supported: {reason}.", param=name)
-        if self.n not in (None, 1):
-            raise ApiError(400, f"n is {self.n}; /v1/responses gives one answer.", param="n")
-        omitted: list[str] = []
-        chat = ChatRequest(
-            **{name: getattr(self, name) for name in Sampled.model_fields},
-            messages=self._messages(kept, omitted),
-            max_completion_tokens=self.max_output_tokens,
-            logprobs=self.wants_logprobs or None,
-            top_logprobs=self.top_logprobs if self.wants_logprobs else None,
-            tools=offered(self.tools, omitted),
-            tool_choice=chosen(self.tool_choice, self.tools, omitted),
-            parallel_tool_calls=self.parallel_tool_calls,
-            response_format=_format(self.text),
-            reasoning_effort=self._effort(),
-            thinking_token_budget=self.thinking_token_budget,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
-        chat.omitted.extend(omitted)
-        return chat
-
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
-
-    def _effort(self) -> str | None:
-        effort = (self.reasoning or {}).get("effort")
-        if not isinstance(effort, str | None):
-            raise ApiError(400, "reasoning.effort is a text, such as none, low or high.", param="reasoning.effort")
-        return effort
-
-    def _messages(self, kept: Callable[[str], Json | None], omitted: list[str]) -> list[ChatMessage]:
-        found = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
-        if isinstance(self.input, str):
-            return [*found, ChatMessage(role="user", content=self.input)]
-        newest = newest_place([str(item.get("role")) for item in self.input])
-        for place, item in enumerate(self.input):
-            where = f"input[{place}]"
-            if item.get("type") == "item_reference" or item.keys() == {"id"}:
-                item = _referred(item, kept, where)
-            _add(found, item, where, place == newest, omitted)
-        return found
-
-
-def _referred(item: Json, kept: Callable[[str], Json | None], where: str) -> Json:
-    name = str(item.get("id"))
-    found = kept(name)
-    if found is None:
-        raise ApiError(
-            404,
-            f"Item with id {name[:100]!r} not found. Items of past answers are kept for a while, unless store is "
-            "false; send the item itself.",
-            param=where,
-        )
-    return found
-
-
-def _add(found: list[ChatMessage], item: Json, where: str, last: bool, omitted: list[str]) -> None:
-    """Items of one answer (a thought, a text, calls) are one message here.
-
-    Only a picture that the last message shows is refused; for others see `part_text`.
-    """
-    kind = item.get("type", "message")
-    if kind == "message":
-        role, content = item.get("role"), item.get("content")
-        if role not in ROLES or not isinstance(content, str | list):
-            raise ApiError(400, f"{where}: a message has a role ({', '.join(ROLES)}) and content.", param=where)
-        text = text_of(_parts(content, where), where, None if last else omitted)
-        if role == "assistant" and found and found[-1].role == "assistant" and not found[-1].tool_calls:
-            found[-1].content = str(found[-1].content or "") + text
-        else:
-            found.append(ChatMessage(role=role, content=text))
-    elif kind == "function_call":
-        name, arguments = item.get("name"), item.get("arguments", "{}")
-        if not isinstance(name, str) or not isinstance(arguments, str):
-            raise ApiError(400, f"{where}: a function_call has a name and arguments, both texts.", param=where)
-        _add_call(found, item, flat_name(item.get("namespace"), name), arguments)
-    elif kind == "custom_tool_call":
-        name, given = item.get("name"), item.get("input", "")
-        if not isinstance(name, str) or not isinstance(given, str):
-            raise ApiError(400, f"{where}: a custom_tool_call has a name and an input, both texts.", param=where)
-        _add_call(found, item, flat_name(item.get("namespace"), name), json.dumps({CUSTOM_INPUT: given}))
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        output = item.get("output", "")
-        text = output if isinstance(output, str) else text_of(_parts(output, where), where, omitted)
-        found.append(ChatMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", ""))))
-    elif kind == "reasoning":
-        parts = item.get("content") or item.get("summary") or []
-        if not isinstance(parts, list):
-            raise ApiError(400, f"{where}: a reasoning item has content or a summary, both lists.", param=where)
-        thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-        if thought:
-            found.append(ChatMessage(role="assistant", content="", reasoning_content=thought))
-    elif kind in ("local_shell_call", "shell_call", "apply_patch_call"):  # the client ran them: the model may know
-        did = item.get("action", item.get("operation", {}))
-        _add_call(
-            found, item, kind.removesuffix("_call"), json.dumps(did if isinstance(did, dict) else {"action": did})
-        )
-    elif kind in ("local_shell_call_output", "shell_call_output", "apply_patch_call_output"):
-        output = item.get("output", "")
-        text = output if isinstance(output, str) else json.dumps(output)
-        found.append(ChatMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", item.get("id", "")))))
-    elif isinstance(kind, str) and (kind in LEFT_OUT or kind.endswith(("_call", "_output"))):
-        omitted.append(f"item:{kind}")
-    else:
-        raise ApiError(
-            400,
-            f"{where} is of type {str(kind)[:50]!r}; this server knows messages, reasoning, calls and their outputs.",
-            param=where,
-        )
-
-
-def _add_call(found: list[ChatMessage], item: Json, name: str, arguments: str) -> None:
-    if not found or found[-1].role != "assistant":
-        found.append(ChatMessage(role="assistant", content=""))
-    call = ToolCall(id=str(item.get("call_id", "")), function=FunctionCall(name=name, arguments=arguments))
-    found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
-
-
-def _parts(content: Any, where: str) -> str | list[Json]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise ApiError(400, f"{where}: content is a text or a list of parts.", param=where)
-    return content
-
-
-def _format(text: Json | None) -> ResponseFormat | None:
-    wanted = (text or {}).get("format")
-    if not isinstance(wanted, dict):
-        return None
-    kind = wanted.get("type", "text")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise ApiError(400, f"text.format is of type {str(kind)[:50]!r}, expected text, json_object or json_schema.")
-    schema = wanted.get("schema")
-    if kind != "json_schema":
-        return ResponseFormat(type=kind)
-    if not isinstance(schema, dict):
-        raise ApiError(400, "text.format is json_schema, but it has no schema.", param="text.format")
-    return ResponseFormat(type=kind, json_schema=JsonSchemaFormat.model_validate({"schema": schema}))

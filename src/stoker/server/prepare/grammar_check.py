@@ -1,17 +1,11 @@
-"""Grammars of requests: what is sent to the engine, and the check before. Both compile in processes of their own."""
+"""Checks the grammar of a request before the engine gets it, by compiling it in a worker process."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from threading import BoundedSemaphore, Lock
-from typing import TYPE_CHECKING
 
+from stoker.engine.grammar.mask import Grammar
 from stoker.errors import RequestError
-from stoker.grammar.processes import ForkServer, fork_server
-
-if TYPE_CHECKING:
-    from stoker.grammar.mask import GrammarMask
 
 CHECK_S = 5.0  # to compile a grammar; the start of a worker is not counted
 START_S = 60.0
@@ -27,28 +21,6 @@ class ChecksBusy(RequestError):
 
 class TooComplex(RequestError):
     """A grammar that takes too long, too much memory, or too much of the library's stack."""
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """Pickles; called where the engine runs, it makes a mask for one request."""
-
-    directory: Path  # of the model, for its tokenizer
-    lark: str
-    vocab_size: int
-    ends: tuple[int, ...]  # tokens that end an answer
-    after: int | None = None  # the rules hold from this token on: the end of a thought
-    opened_by: int | None = None  # the rules hold behind each of these tokens anew
-    closed_by: tuple[int, ...] = ()  # and up to one of those
-
-    def __call__(self) -> "GrammarMask":
-        from stoker.grammar.mask import GrammarMask
-
-        return GrammarMask(self)
-
-    @property
-    def server(self) -> ForkServer:
-        return fork_server(self.directory / "tokenizer.json", self.vocab_size, self.ends)
 
 
 _slots = BoundedSemaphore(CHECKS_AT_A_TIME)

@@ -4,15 +4,17 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from stoker.server.errors import ApiError
+from stoker.server.lifecycle.service import Submission
 
 log = logging.getLogger("stoker.server")
 T = TypeVar("T")
@@ -22,6 +24,9 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # or a proxy would collect the events
 ]
+OMITTED = "x-stoker-omitted"
+MOST_OMITTED = 32  # names in that header; more than any client offers, and far from the limits of proxies
+ODD = re.compile(r"[^\w.:/-]", re.ASCII)  # names come from clients, and a header is one line of ASCII
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -63,7 +68,7 @@ def event(name: str, message: dict[str, Any]) -> str:
 
 class EventStream(Response):
     """Sends events until they end or the client is gone, whichever comes first. The iterator is closed in any case,
-    which is what frees the engine. A client that stops reading is disconnected by `patience.py`."""
+    which is what frees the engine. A client that stops reading is disconnected by `protocol.py`."""
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """`on_error` is the event that tells a client why its stream ends early; `end` follows the last event; `close`
-        is called when nothing more will be read of the events, whether or not they were ever begun."""
+        is called when nothing more will be read of the events, whether or not they were ever submission."""
         super().__init__()
         self._events, self._on_error, self._end, self._close = events, on_error, end, close
         self._start_headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in (headers or {}).items())]
@@ -99,17 +104,14 @@ class EventStream(Response):
 
         try:
             with suppress(ClientGone):
-                await _while_connected(receive, stream())
+                await while_connected(receive, stream())
         finally:
             self._close()
 
 
-async def while_connected(request: Request, answer: Awaitable[T]) -> T:
+async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:
     """The answer, or ClientGone as soon as the client hangs up."""
-    return await _while_connected(request.receive, answer)
 
-
-async def _while_connected(receive: Receive, answer: Awaitable[T]) -> T:
     async def hang_up() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -125,3 +127,37 @@ async def _while_connected(receive: Receive, answer: Awaitable[T]) -> T:
     finally:
         listening.cancel()
         working.cancel()
+
+
+class Sendable(Protocol):
+    async def whole(self) -> dict[str, Any]: ...
+
+    def stream(self) -> AsyncIterator[str]: ...
+
+
+async def respond(
+    request: Request,
+    submission: Submission,
+    response: Sendable,
+    streamed: bool | None,
+    on_error: Callable[[ApiError], str],
+    end: str = "",
+) -> Response:
+    """`on_error` is the event for an error in a stream, `end` what closes one."""
+    headers = _omitted(submission.requests[0].omitted)
+    if streamed:
+        return EventStream(response.stream(), on_error, end, submission.close, headers)
+    try:
+        return JsonResponse(await while_connected(request.receive, response.whole()), headers=headers)
+    finally:
+        submission.close()
+
+
+def _omitted(names: Sequence[str]) -> dict[str, str]:
+    """The header that says which parts of the request were left out; the log says it too."""
+    if not names:
+        return {}
+    cleaned = dict.fromkeys(ODD.sub("_", name[:80]) for name in names)
+    value = ",".join(list(cleaned)[:MOST_OMITTED])
+    log.info("answered without %s, which cannot be offered here", value)
+    return {OMITTED: value}

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stoker.server.output.pieces import CallArguments, CallStart, Content, Piece, beginning_of
-from stoker.server.output.schemas import parameter_types
 from stoker.server.output.tags import (
     CLOSE,
     FUNCTION,
@@ -32,6 +31,7 @@ from stoker.server.output.tags import (
     next_tag,
 )
 from stoker.server.output.tool_json import Incomplete, Malformed, ObjectEnd, call_head
+from stoker.server.output.tool_schemas import parameter_types
 from stoker.server.output.values import STRING, escape, to_json
 
 LONGEST_NAME = 256

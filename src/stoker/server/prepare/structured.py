@@ -8,16 +8,17 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from stoker.engine.grammar.mask import Grammar
 from stoker.sampling.mask import TokenMask
 from stoker.server.errors import RETRY_S, ApiError
-from stoker.server.grammar import ChecksBusy, Grammar, TooComplex, checked
+from stoker.server.model import ServedModel, check_text
 from stoker.server.output.reasoning import CLOSE as THOUGHT_END
-from stoker.server.output.schemas import standard
 from stoker.server.output.tags import CLOSE, OPEN
+from stoker.server.output.tool_schemas import standard
+from stoker.server.prepare.grammar_check import ChecksBusy, TooComplex, checked
+from stoker.server.prepare.string_grammar import Unheld
+from stoker.server.prepare.tool_grammar import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 from stoker.server.schemas.common import ResponseFormat, StructuredOutputs
-from stoker.server.served import ServedModel, check_text
-from stoker.server.text_rules import Unheld
-from stoker.server.tool_rules import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 
 Mask = Callable[[], TokenMask]
 LARGEST_SCHEMA = 256 * 1024  # characters of JSON

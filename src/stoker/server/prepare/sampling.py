@@ -6,8 +6,8 @@ from dataclasses import replace
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.server.errors import ApiError, api_error
+from stoker.server.model import SAMPLED, ServedModel
 from stoker.server.schemas.common import Sampled
-from stoker.server.served import SAMPLED, ServedModel
 
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 1024  # stop strings, and characters of one

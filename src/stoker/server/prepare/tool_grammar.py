@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from stoker.server.output.schemas import ALL, kind_of, mapped, parameter_types, target, value_types
 from stoker.server.output.tags import VALUE_ENDS
-from stoker.server.text_rules import ANY, ANY_RULE, TextRules, Unheld, literal, regex, whole_pattern
+from stoker.server.output.tool_schemas import ALL, kind_of, mapped, parameter_types, target, value_types
+from stoker.server.prepare.string_grammar import ANY, ANY_RULE, TextRules, Unheld, literal, regex, whole_pattern
 
 # At most that much white space between two parts of a JSON text: enough to indent, and no model can get lost in it.
 WHITE_SPACE = {"whitespace_flexible": True, "whitespace_pattern": "[ \\t\\n]{0,24}"}

@@ -1,4 +1,4 @@
-"""The fork server of grammar workers: `python -m stoker.grammar.worker`, started by `processes.py`.
+"""The fork server of grammar workers: `python -m stoker.engine.grammar.worker`, started by `processes.py`.
 
 It loads llguidance and the tokenizer once and forks a child per grammar, in 2 ms, with limits on memory. It never
 looks at a grammar itself, so it always answers; it kills its children when it is told to, or when its owner is gone.

@@ -29,8 +29,8 @@ def final_usage(stats: Sequence[Stats], reasoning_tokens: int | None = None) -> 
     return found
 
 
-def response_metrics(stats: Sequence[Stats], most_drafts: int) -> dict[str, Any]:
-    """vLLM's `metrics.speculative_decoding`, and times. `most_drafts`: the most a step may verify."""
+def response_metrics(stats: Sequence[Stats], max_drafts: int) -> dict[str, Any]:
+    """vLLM's `metrics.speculative_decoding`, and times. `max_drafts`: the most a step may verify."""
     found: dict[str, Any] = {
         "steps": sum(each.steps for each in stats),
         "accepted_per_step": _ratio(
@@ -41,12 +41,12 @@ def response_metrics(stats: Sequence[Stats], most_drafts: int) -> dict[str, Any]
         "prefill_s": max((each.prefill_s for each in stats), default=0.0),
         "decode_s": max((each.decode_s for each in stats), default=0.0),
     }
-    if most_drafts:
-        found["speculative_decoding"] = _speculative(stats, most_drafts)
+    if max_drafts:
+        found["speculative_decoding"] = _speculative(stats, max_drafts)
     return found
 
 
-def _speculative(stats: Iterable[Stats], most_drafts: int) -> dict[str, Any]:
+def _speculative(stats: Iterable[Stats], max_drafts: int) -> dict[str, Any]:
     steps = drafted = accepted = 0
     histogram: dict[str, int] = {}
     for each in stats:
@@ -61,7 +61,7 @@ def _speculative(stats: Iterable[Stats], most_drafts: int) -> dict[str, Any]:
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
-        "num_spec_tokens": most_drafts,
+        "num_spec_tokens": max_drafts,
         "acceptance_histogram": histogram,
         "mean_acceptance_length": 1.0 + _ratio(accepted, steps),
         "draft_acceptance_rate": _ratio(accepted, drafted),

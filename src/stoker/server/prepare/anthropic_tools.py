@@ -8,15 +8,8 @@ from typing import Any
 
 from stoker.server.errors import ApiError
 from stoker.server.schemas.chat import Function, Tool
-from stoker.server.schemas.common import Json, Model
-
-
-class AnthropicTool(Model):
-    name: str | None = None  # an MCP toolset has none
-    description: str | None = None
-    input_schema: Json | None = None
-    strict: bool | None = None
-    type: str | None = None
+from stoker.server.schemas.common import Json
+from stoker.server.schemas.messages import AnthropicTool
 
 
 def _arguments(required: tuple[str, ...], **properties: Any) -> Json:

@@ -78,7 +78,7 @@ class ForkServer:
         self._end()
         control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "stoker.grammar.worker", str(theirs.fileno()), *self._arguments]
+            command = [sys.executable, "-m", "stoker.engine.grammar.worker", str(theirs.fileno()), *self._arguments]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._control = control
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.engine.request import TokenLogprob
-from stoker.server.served import ServedModel
+from stoker.server.model import ServedModel
 
 
 def chat_logprobs(found: Iterable[TokenLogprob], model: ServedModel) -> dict[str, Any]:

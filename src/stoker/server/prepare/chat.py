@@ -5,24 +5,24 @@ The other APIs say their requests again as chat requests and come through here t
 
 from dataclasses import replace
 
-from stoker.server.continued import thinks_at_the_end
-from stoker.server.conversation import template_messages, template_tools, tool_schemas
+from stoker.engine.thinking_budget import ThinkingBudget
 from stoker.server.errors import ApiError
-from stoker.server.generation import Ask
+from stoker.server.generation import EngineRequest
 from stoker.server.lifecycle.service import Service
+from stoker.server.model import thinks_at_the_end
 from stoker.server.output.reasoning import CLOSE as THOUGHT_END
 from stoker.server.output.tags import OPEN
-from stoker.server.sampled import choice_samplings, choices_of, sampling_of
+from stoker.server.prepare.sampling import choice_samplings, choices_of, sampling_of
+from stoker.server.prepare.structured import answer_mask, call_mask, strict_mask
+from stoker.server.prepare.template import template_messages, template_tools, tool_schemas
 from stoker.server.schemas.chat import AllowedToolsChoice, ChatRequest, NamedTool
 from stoker.server.schemas.common import Sampled
-from stoker.server.structured import answer_mask, call_mask, strict_mask
-from stoker.server.thinking_budget import ThinkingBudget
 
 MOST_LOGPROBS = 20
-MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may ask for
+MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may request for
 
 
-def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
+def chat_requests(service: Service, body: ChatRequest) -> list[EngineRequest]:
     """One per choice. Tokenising takes its time, so this runs in a thread."""
     _refuse(body)
     body = _only_allowed(body)
@@ -39,28 +39,28 @@ def chat_asks(service: Service, body: ChatRequest) -> list[Ask]:
             param="continue_final_message",
         )
     prompt = model.render(messages, tools, begin, body.template_options, going_on)
-    ask = prompted(service, body, prompt, _most_tokens(body), _top_logprobs(body))
+    request = prompted(service, body, prompt, _most_tokens(body), _top_logprobs(body))
     thinking = thinks_at_the_end(messages) if going_on else model.opens_thought(prompt)
-    ask = replace(ask, boundaries=model.boundaries(prompt), thinking=thinking, omitted=tuple(body.omitted))
-    ask = with_tools(service, ask, body)
-    if ask.mask is None:
-        ask = replace(ask, mask=answer_mask(model, body.response_format, body.structured_outputs, thinking))
-    ask = with_budget(service, ask, body.thinking_token_budget)
-    return [replace(ask, sampling=each) for each in choice_samplings(ask.sampling, choices_of(body))]
+    request = replace(request, boundaries=model.boundaries(prompt), thinking=thinking, omitted=tuple(body.omitted))
+    request = with_tools(service, request, body)
+    if request.mask is None:
+        request = replace(request, mask=answer_mask(model, body.response_format, body.structured_outputs, thinking))
+    request = with_budget(service, request, body.thinking_token_budget)
+    return [replace(request, sampling=each) for each in choice_samplings(request.sampling, choices_of(body))]
 
 
-def with_budget(service: Service, ask: Ask, tokens: int | None) -> Ask:
+def with_budget(service: Service, request: EngineRequest, tokens: int | None) -> EngineRequest:
     """A thought that the prompt has opened is closed after that many tokens."""
-    if tokens is None or not ask.thinking:
-        return ask
+    if tokens is None or not request.thinking:
+        return request
     name = "thinking_token_budget"
     if tokens < 0:
         raise ApiError(400, f"{name} is {tokens}, expected 0 or more.", param=name)
     close, call = service.model.token_id(THOUGHT_END), service.model.token_id(OPEN)
     if close is None:
         raise ApiError(400, f"{name} cannot be kept: {THOUGHT_END} is no token of this model.", param=name)
-    ends = () if ask.tools is None or call is None else (call,)
-    return replace(ask, mask=ThinkingBudget(tokens, close, ends, service.model.vocab_size, ask.mask))
+    ends = () if request.tools is None or call is None else (call,)
+    return replace(request, mask=ThinkingBudget(tokens, close, ends, service.model.vocab_size, request.mask))
 
 
 def prompted(
@@ -70,14 +70,14 @@ def prompted(
     wanted: int | None,
     logprobs: int | None = None,
     echoed: int | None = None,
-) -> Ask:
+) -> EngineRequest:
     """A prompt with the request's sampling. An answer ends where the context does: agents name a limit with every
     request, and seldom one that fits. `echoed`: likeliest tokens beside each token of a prompt that is given back."""
     room = service.room_for_answer(prompt)
     sampling = sampling_of(body, service.model, room if wanted is None else min(wanted, room), logprobs)
-    ask = Ask(prompt, replace(sampling, prompt_logprobs=_prompt_logprobs(body, len(prompt), echoed)))
-    service.check(ask)
-    return ask
+    request = EngineRequest(prompt, replace(sampling, prompt_logprobs=_prompt_logprobs(body, len(prompt), echoed)))
+    service.check(request)
+    return request
 
 
 def _prompt_logprobs(body: Sampled, tokens: int, echoed: int | None) -> int | None:
@@ -100,31 +100,31 @@ def _prompt_logprobs(body: Sampled, tokens: int, echoed: int | None) -> int | No
     return top
 
 
-def with_tools(service: Service, ask: Ask, body: ChatRequest) -> Ask:
+def with_tools(service: Service, request: EngineRequest, body: ChatRequest) -> EngineRequest:
     """Calls are looked for, forbidden or forced, as tool_choice says."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     if not body.tools:
         if choice not in ("none", "auto") and not body.omitted:
             raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tool_choice")
-        return ask
+        return request
     schemas = tool_schemas(body.tools)
     if choice == "none":
         # the tools stay in the prompt, so that it is still in the prefix cache, but no call can begin
         token = service.model.token_id(OPEN)
-        bias = {**ask.sampling.logit_bias, **({} if token is None else {token: -100.0})}
-        return replace(ask, sampling=replace(ask.sampling, logit_bias=bias))
+        bias = {**request.sampling.logit_bias, **({} if token is None else {token: -100.0})}
+        return replace(request, sampling=replace(request.sampling, logit_bias=bias))
     if choice == "auto":
         strict = tuple(tool.function.name for tool in body.tools if tool.function.strict)
         formatted = body.structured_outputs or (body.response_format and body.response_format.type != "text")
         mask = strict_mask(service.model, schemas, strict) if strict and not formatted else None
-        return replace(ask, tools=schemas, strict=strict, mask=mask)
+        return replace(request, tools=schemas, strict=strict, mask=mask)
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in schemas:
             raise ApiError(400, f"tool_choice names {name[:200]!r}, which is not among the tools.", param="tool_choice")
         schemas = {name: schemas[name]}
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    return replace(ask, tools=schemas, mask=call_mask(service.model, schemas, parallel, ask.thinking))
+    return replace(request, tools=schemas, mask=call_mask(service.model, schemas, parallel, request.thinking))
 
 
 def _only_allowed(body: ChatRequest) -> ChatRequest:

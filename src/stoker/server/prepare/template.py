@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.server.errors import ApiError
+from stoker.server.model import check_text
 from stoker.server.output.tags import TOOL_NAME
 from stoker.server.schemas.chat import ChatMessage, Tool
-from stoker.server.served import check_text
 
 MOST_TOOLS = 1024
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -28,7 +28,7 @@ def template_messages(
     if len(messages) > most:
         raise ApiError(400, f"messages has {len(messages):,} entries, and at most {most:,} are taken (--max-messages).")
     found: list[dict[str, Any]] = []
-    newest = newest_place([message.role for message in messages])
+    newest = newest_message([message.role for message in messages])
     for place, message in enumerate(messages):
         role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
         refused = place == newest and role != "tool"
@@ -59,7 +59,7 @@ def template_messages(
     return found
 
 
-def newest_place(roles: Sequence[str]) -> int:
+def newest_message(roles: Sequence[str]) -> int:
     """Of the last message that is no instruction, -1 if there is none."""
     return max((place for place, role in enumerate(roles) if role not in ("system", "developer")), default=-1)
 

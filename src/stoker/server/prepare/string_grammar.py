@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.server.output.schemas import target
+from stoker.server.output.tool_schemas import target
 
 ANY = "ANY_TEXT"
 ANY_RULE = f"{ANY}: /(?s:.*)/"

@@ -1,6 +1,7 @@
 """The model as requests see it: its names, its context, text to tokens and back, its chat template."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ from stoker.engine.text import TextStream
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import ConfigError, StokerError, TokenizerError
 from stoker.sandbox import Busy
-from stoker.server.continued import open_ended
 from stoker.server.errors import RETRY_S, ApiError
-from stoker.server.output.reasoning import OPEN
+from stoker.server.output.reasoning import CLOSE, OPEN
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
 
@@ -28,6 +28,11 @@ TAKEN = {
     "continue_final_message",
 }
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what generation_config.json may preset
+
+END_MARK = "f3a91c7e5d024b68"  # stands where a message ends; templates trim white space, but not this
+EMPTY_THOUGHT = re.compile(rf"{OPEN}\s*{CLOSE}\s*\Z")
+
+Message = dict[str, Any]
 
 
 class ServedModel:
@@ -168,6 +173,39 @@ def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     systems = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(systems)}, *others]
+
+
+def open_ended(messages: list[Message], printed: Callable[[list[Message]], str]) -> str:
+    """The text of a conversation up to the last character of its last message, white space included.
+
+    `printed` is the template. What it writes behind a message is cut off, and so is the empty thought it writes before
+    an answer that brings its own. Without an answer, the thought is what goes on.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant":
+        raise ApiError(
+            400,
+            f"continue_final_message needs the last message to be the assistant's; it is of role {last['role']!r}.",
+            param="continue_final_message",
+        )
+    if last.get("tool_calls"):
+        raise ApiError(400, "A message with tool calls is complete and cannot be continued.", param="messages")
+    place = "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
+    before, found, _ = printed([*messages[:-1], {**last, place: END_MARK}]).rpartition(END_MARK)
+    if not found:
+        raise ApiError(400, f"The chat template leaves out the {place} of the last message, so it cannot be continued.")
+    said = str(last[place])
+    if said.lstrip().startswith(OPEN):
+        before = EMPTY_THOUGHT.sub("", before)
+    return before + said
+
+
+def thinks_at_the_end(messages: list[Message]) -> bool:
+    """Whether a message that is continued ends inside a thought."""
+    last = messages[-1]
+    if not last["content"] and last.get("reasoning_content"):
+        return True
+    return last["content"].lstrip().startswith(OPEN) and CLOSE not in last["content"]
 
 
 def check_text(text: str, where: str) -> None:
