@@ -38,7 +38,7 @@ def longest():  # ms that a collection of everything takes
     gc.collect()
     return 1000 * (time.perf_counter() - began)
 before = longest()
-heap.keep_loaded()
+heap.freeze_loaded()
 print(before, longest())
 """
 

@@ -95,6 +95,7 @@ def trace_request() -> dict[str, str]:
 
         def drive(address: str) -> None:
             try:
+                _wait_until_ready(address)
                 _ask(address)
                 for phase in (IDLE, REQUEST):
                     (folder / phase).touch()
@@ -119,14 +120,17 @@ def trace_request() -> dict[str, str]:
     return found
 
 
-def _ask(address: str) -> None:
-    """One streamed answer, as soon as the server is ready."""
+def _wait_until_ready(address: str) -> None:
     while True:
         try:
             with urllib.request.urlopen(f"{address}/ready"):
-                break
+                return
         except OSError:  # 503 until the model is loaded
             time.sleep(0.2)
+
+
+def _ask(address: str) -> None:
+    """One streamed answer, read to its end."""
     request = urllib.request.Request(
         f"{address}/v1/chat/completions", json.dumps(BODY).encode(), {"content-type": "application/json"}
     )

@@ -13,7 +13,7 @@ import uvicorn
 from stoker.demo import EMBEDDED
 from stoker.server.config import ServerConfig
 from stoker.server.guard import Guard
-from stoker.server.protocol import PatientProtocol
+from stoker.server.protocol import TimeoutProtocol
 from stoker.server.stream import EventStream
 
 STALL_S = 1.0
@@ -24,14 +24,14 @@ POST = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
 class Served:
     """One uvicorn server in this process, and what became of its streams."""
 
-    def __init__(self, others_wait: bool = False, pause: float = 0.0, events: int = 100_000) -> None:
+    def __init__(self, requests_queued: bool = False, pause: float = 0.0, events: int = 100_000) -> None:
         self.made, self.closed_after = 0, -1.0
         self.connections: set[Any] = set()
         self._began = 0.0
         self._pause, self._events = pause, events
-        limits: dict[str, Any] = {"body_timeout": STALL_S, "stall_timeout": 60.0 if others_wait else STALL_S}
-        limits |= {"hurried_timeout": STALL_S, "others_wait": staticmethod(lambda: others_wait)}
-        self.protocol = type("Protocol", (PatientProtocol,), limits)
+        limits: dict[str, Any] = {"body_timeout": STALL_S, "stall_timeout": 60.0 if requests_queued else STALL_S}
+        limits |= {"busy_stall_timeout": STALL_S, "requests_queued": staticmethod(lambda: requests_queued)}
+        self.protocol = type("Protocol", (TimeoutProtocol,), limits)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/whole":
@@ -82,10 +82,10 @@ async def ended(sock: socket.socket) -> bytes:
     return bytes(found)
 
 
-@pytest.mark.parametrize("others_wait", [False, True])
-def test_a_stream_that_nobody_reads_is_given_up(others_wait: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("requests_queued", [False, True])
+def test_a_stream_that_nobody_reads_is_given_up(requests_queued: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Soon, where others wait for its place; and not much of it is made."""
-    served = Served(others_wait)
+    served = Served(requests_queued)
 
     async def client(sock: socket.socket) -> None:
         await asyncio.get_running_loop().sock_sendall(sock, POST + b"content-length: 0\r\n\r\n")

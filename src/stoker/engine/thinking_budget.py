@@ -1,4 +1,4 @@
-"""A thought of at most so many tokens: then it is closed, as a rule of the engine's token mask."""
+"""A limit on the tokens of a thought, as a token mask that forces its end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from stoker.sampling.mask import RemoteMask, TokenMask
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Pickles; called where the engine runs, it makes a mask for one request."""
+    """A budget as it is sent to the engine (it pickles). Called there, it makes the request's mask."""
 
     tokens: int
     close: int  # the token that ends a thought
-    ends: tuple[int, ...]  # tokens that end one too: a call in the middle of a thought
+    ends: tuple[int, ...]  # further tokens that end a thought: the tag of a call in the middle of it
     vocab_size: int
-    inner: Callable[[], TokenMask] | None = None  # rules of the answer
+    inner: Callable[[], TokenMask] | None = None  # the mask of the answer
 
     def __call__(self) -> "ThinkingBudgetMask":
         inner = self.inner() if self.inner else None
@@ -28,7 +28,7 @@ class ThinkingBudget:
 
 
 class ThinkingBudgetMask:
-    """Only one place has a rule: behind the last token of the budget, if the thought is still open there."""
+    """Constrains one position: after the last token of the budget, if the thought is still open there."""
 
     def __init__(self, budget: ThinkingBudget, inner: TokenMask | None) -> None:
         self._budget, self._inner = budget, inner
@@ -51,8 +51,8 @@ class ThinkingBudgetMask:
 
 
 class RemoteThinkingBudgetMask(ThinkingBudgetMask, RemoteMask):
-    """With rules of the answer that are computed elsewhere. Where the thought is closed, they are asked what follows
-    that: the closing token is forced, and the step wants the mask behind it too."""
+    """A budget around a mask that another process computes. Where the thought is closed, the inner mask is asked what
+    follows: the closing token is forced, and the step needs the mask after it too."""
 
     def __init__(self, budget: ThinkingBudget, inner: RemoteMask) -> None:
         super().__init__(budget, inner)

@@ -1,4 +1,4 @@
-"""The web application: endpoints, errors in the words of each API, and the guard in front of them."""
+"""The ASGI application: routes, exception handlers that answer in each API's format, and the guard in front of them."""
 
 import asyncio
 import logging
@@ -54,33 +54,33 @@ def create_app(service: Service) -> ASGIApp:
     app.state.kept_items = responses.KeptItems()
     for module in (about, chat, completions, responses, messages, page):
         app.include_router(module.router)
-    app.add_exception_handler(ApiError, _told)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ValidationError, _invalid)  # of a request said again as another
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(ClientGone, _nobody)
-    app.add_exception_handler(ClientDisconnect, _nobody)  # in the middle of a body
-    app.add_exception_handler(Exception, _bug)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(ValidationError, _validation_error)  # of a request translated into a chat request
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _client_gone)
+    app.add_exception_handler(ClientDisconnect, _client_gone)  # in the middle of a body
+    app.add_exception_handler(Exception, _internal_error)
     return Guard(app, service.config)
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JsonResponse(error.body(request.url.path), error.status, error.headers)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """What is wrong with a body, field by field."""
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """A body that does not validate: what is wrong, field by field."""
     assert isinstance(error, RequestValidationError | ValidationError)
-    return await _told(request, ApiError(400, invalid(error.errors())))
+    return await _api_error(request, ApiError(400, invalid(error.errors())))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Paths and methods that are not there, and bodies that could not be read."""
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, and bodies that could not be read."""
     assert isinstance(error, HTTPException)
     cause = error.__cause__
     if isinstance(cause, ApiError):
-        return await _told(request, cause)
+        return await _api_error(request, cause)
     if isinstance(cause, UnicodeError):
         message = f"The body is not UTF-8: {cause}."
     elif isinstance(cause, RecursionError):
@@ -89,17 +89,17 @@ async def _refused(request: Request, error: Exception) -> Response:
         message = f"The body cannot be read: {cause}."
     else:
         message = f"{request.method} {request.url.path[:200]}: {error.detail}."
-    told = await _told(request, ApiError(error.status_code, message))
+    answer = await _api_error(request, ApiError(error.status_code, message))
     for name, value in (error.headers or {}).items():
-        told.headers[name] = value
-    return told
+        answer.headers[name] = value
+    return answer
 
 
-async def _nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # the client is gone, so nobody reads this
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     reason = ApiError(500, f"The server made a mistake: {type(error).__name__}. Its log has the details.")
     return JsonResponse(reason.body(request.url.path), 500)

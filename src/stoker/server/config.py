@@ -1,4 +1,4 @@
-"""Everything `stoker serve` can be told, checked when it is made."""
+"""The configuration of `stoker serve`, validated when it is made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,30 +16,30 @@ MIB = 1 << 20
 @dataclass(frozen=True)
 class ServerConfig:
     directory: Path
-    names: tuple[str, ...]  # the model may be asked for by any of them; responses carry the first
+    names: tuple[str, ...]  # clients may use any of them; responses carry the first
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    no_key: bool = False  # serving other machines without a key is meant
-    allowed_hosts: tuple[str, ...] = ()  # names that a proxy in front, or a network, calls this server by
-    cors_origins: tuple[str, ...] = ()  # web pages that may use the server from a browser; "*": all
-    any_model: bool = False  # answer whatever model a request names
+    no_key: bool = False  # serving other machines without a key is intended
+    allowed_hosts: tuple[str, ...] = ()  # further host names by which a proxy or a network reaches this server
+    cors_origins: tuple[str, ...] = ()  # origins of web pages that may use the server from a browser; "*" allows all
+    any_model: bool = False  # accept any model name in requests
     draft: str = "auto"
-    context: int | None = None  # tokens of one request; None: as the model has, as far as memory allows
-    users: int = 8  # requests computed at a time
+    context: int | None = None  # most tokens of one request; None: as many as the model and memory allow
+    users: int = 8  # requests computed at the same time
     kv_dtype: str | None = None
     device: str = "cpu"
-    queue: int = 64  # requests that may wait beside those that run
-    memory: int | None = None  # bytes for weights and caches; None: what the system has to give
+    queue: int = 64  # requests that may wait in addition to those that run
+    memory: int | None = None  # bytes for weights and caches; None: all that is available
     reserve: int | None = None  # bytes that stay free; None: a share of the machine's memory
-    prefix_cache: int | None = None  # bytes of recurrent states to keep; None: a share of the caches
+    prefix_cache: int | None = None  # bytes of kept recurrent states; None: a share of the caches
     max_body: int = 16 * MIB
-    max_messages: int = 4096  # of one conversation
+    max_messages: int = 4096  # in one conversation
     request_timeout: float = 3600.0  # s from arrival to the last token
-    body_timeout: float = 30.0  # s for the head of a request to arrive, and again for its body
-    stall_timeout: float = 30.0  # s that an answer may wait for its client to read
-    step_timeout: float = 120.0  # s without a sign of life after which an engine is killed and started again
-    drain_timeout: float = 30.0  # s that running requests have to end after SIGTERM
+    body_timeout: float = 30.0  # s for the header of a request to arrive, and again for its body
+    stall_timeout: float = 30.0  # s that an answer waits for a client that does not read
+    step_timeout: float = 120.0  # s without an answer after which an engine is killed and restarted
+    drain_timeout: float = 30.0  # s that running requests have to finish after SIGTERM
     template_options: Mapping[str, Any] = field(default_factory=dict)
     self_test: bool = True
 
@@ -71,7 +71,7 @@ class ServerConfig:
 
     @property
     def open_to_all(self) -> bool:
-        """Whether other machines are answered without a key."""
+        """Whether other machines are served without a key."""
         return self.api_key is None and not self.loopback
 
     @property

@@ -1,10 +1,10 @@
-"""What goes wrong with a request, in the words of the API it came through."""
+"""Errors of requests, in the format of the API that the request used."""
 
 from typing import Any
 
 from stoker.errors import EngineError, RequestError, StokerError
 
-RETRY_S = 2  # after which a client may try again when nothing better is known
+RETRY_S = 2  # Retry-After where no better estimate is known
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -16,7 +16,7 @@ ANTHROPIC_KINDS = {
 
 
 class ApiError(Exception):
-    """An answer other than what was asked for. The message is a sentence with the numbers and the way out."""
+    """An error response. The message is a sentence with the numbers and the way out."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class ApiError(Exception):
         anthropic_message: str | None = None,
         anthropic_code: str | None = None,
     ) -> None:
-        """`anthropic_message` is the message where clients of Anthropic's API look for words of its own,
-        `anthropic_code` the error_code by which its SDK chooses an exception."""
+        """`anthropic_message` replaces the message where clients of Anthropic's API match on its wording;
+        `anthropic_code` is the error_code by which its SDK chooses an exception."""
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
         self.anthropic_message, self.anthropic_code = anthropic_message or message, anthropic_code
@@ -41,7 +41,7 @@ class ApiError(Exception):
         if self.status == 401:
             found["www-authenticate"] = 'Basic realm="stoker, any user name, the API key as password"'
         if self.status in (408, 413):
-            found["connection"] = "close"  # what is left of the body is not wanted
+            found["connection"] = "close"  # the rest of the body is not read
         return found
 
     def openai(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class TimedOut(StokerError):
 
 
 def api_error(error: StokerError) -> ApiError:
-    """How an error of the engine or of our own checks is told to a client."""
+    """The response to an error of the engine or of our own checks."""
     if isinstance(error, RequestError):
         return ApiError(400, str(error))
     if isinstance(error, TimedOut):

@@ -1,4 +1,4 @@
-"""One answer under way: the engine's events in, text, reasoning, tool calls and counts out."""
+"""An answer in progress: engine events in; text, reasoning, tool calls and counts out."""
 
 import asyncio
 import logging
@@ -25,25 +25,25 @@ log = logging.getLogger("stoker.server")
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A checked request for one answer, ready for the engine."""
+    """A validated request for one answer, ready for the engine."""
 
     prompt: list[int]
     sampling: Sampling
     boundaries: tuple[int, ...] = ()
     thinking: bool = False  # the prompt has opened a thought
-    tools: Mapping[str, Any] | None = None  # schemas by name, where tool calls are looked for
-    strict: tuple[str, ...] = ()  # those whose calls a grammar holds
-    parsed: bool = True  # False: the text as it is, for completions
+    tools: Mapping[str, Any] | None = None  # schemas by name; None: tool calls are not parsed
+    strict: tuple[str, ...] = ()  # tools whose calls a grammar constrains
+    parsed: bool = True  # False: raw text, for completions
     mask: Callable[[], "TokenMask"] | None = None
-    omitted: tuple[str, ...] = ()  # parts of the request that were left out, which the response says
+    omitted: tuple[str, ...] = ()  # parts of the request that were left out; the response names them
 
 
-class Delta(NamedTuple):  # one per step and request: cheaper to make than a frozen dataclass
-    """What one step added to an answer. The last one has a finish and the whole cost."""
+class Delta(NamedTuple):  # one per step and request: cheaper to create than a frozen dataclass
+    """What one step added to an answer. The last delta has a finish reason and the stats of the whole answer."""
 
     pieces: list[Piece]
     tokens: tuple[int, ...] = ()
-    reasoning_tokens: int = 0  # of them, those that went into a thought
+    reasoning_tokens: int = 0  # how many of them belong to a thought
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     drafts: tuple[int, ...] = ()
@@ -53,13 +53,13 @@ class Delta(NamedTuple):  # one per step and request: cheaper to make than a fro
     stats: Stats | None = None
 
     @property
-    def right(self) -> int:
-        """How many of the drafts were right."""
-        return count_right(self.drafts, self.tokens)
+    def accepted(self) -> int:
+        """How many of the drafts were accepted."""
+        return count_accepted(self.drafts, self.tokens)
 
 
-def count_right(drafts: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-    """Drafts are right as far as the tokens begin with them."""
+def count_accepted(drafts: tuple[int, ...], tokens: tuple[int, ...]) -> int:
+    """The number of accepted drafts: those that agree with the beginning of the step's tokens."""
     count = 0
     for draft, token in zip(drafts, tokens, strict=False):
         if draft != token:
@@ -70,7 +70,7 @@ def count_right(drafts: tuple[int, ...], tokens: tuple[int, ...]) -> int:
 
 @dataclass
 class Progress:
-    """Counts of an answer, as far as it has come."""
+    """Counts of an answer so far."""
 
     tokens: int = 0
     calls: int = 0
@@ -80,7 +80,7 @@ class Progress:
 
 
 class Generation:
-    """Iterate over `deltas` once; leave it through `close`, which frees the engine of what is left."""
+    """Iterate over `deltas` once, then `close`, which cancels what is still running in the engine."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class Generation:
 
     @property
     def started(self) -> bool:
-        """Whether a first token is there: until then a request can be turned away without loss."""
+        """Whether there is a first token. Until then, a request can be refused without loss."""
         return self.progress.first_at is not None
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Raises ApiError where the answer ends in an error."""
+        """Raises ApiError if the answer ends in an error."""
         while True:
             delta = await self._next()
             yield delta
@@ -114,7 +114,7 @@ class Generation:
                 return
 
     def abort(self, error: StokerError) -> None:
-        """Ends it from outside: whoever iterates is told why. The engine is free of it within a step."""
+        """Ends the answer with an error, which its reader gets. The engine drops the request within one step."""
         if not self._ended:
             self._stream.put(error)
             self._stream.cancel()
@@ -145,7 +145,7 @@ class Generation:
         )
 
     def _delta(self, event: Event) -> Delta:
-        if event.finish is Finish.CANCELLED:  # by nobody here: the engine was told to by someone else
+        if event.finish is Finish.CANCELLED:  # not by this class, which marks its own cancellations as ended
             self._fail()
             raise api_error(RequestError("the request was cancelled."))
         pieces: list[Piece] = []
@@ -161,7 +161,7 @@ class Generation:
         if event.finish:
             self._ended = True
             self._metrics.ended(event.finish, self.progress, event.stats or Stats())
-            _tell(event.finish, event.stats or Stats())
+            _log(event.finish, event.stats or Stats())
         return Delta(
             pieces,
             event.tokens,
@@ -191,39 +191,39 @@ class Generation:
 
 
 async def merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Delta]]:
-    """Deltas of all choices, each with its place, as they come. The first error ends them all."""
+    """Deltas of all choices as they arrive, each with the index of its choice. The first error ends them all."""
     if len(generations) == 1:
         async for delta in generations[0].deltas():
             yield 0, delta
         return
     queue: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
 
-    async def read(place: int, generation: Generation) -> None:
+    async def pump(index: int, generation: Generation) -> None:
         async for delta in generation.deltas():
-            queue.put_nowait((place, delta))
+            queue.put_nowait((index, delta))
 
-    async def read_all() -> None:
+    async def pump_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for place, generation in enumerate(generations):
-                    group.create_task(read(place, generation))
+                for index, generation in enumerate(generations):
+                    group.create_task(pump(index, generation))
         finally:
             queue.put_nowait(None)
 
-    reading = asyncio.create_task(read_all())
+    pumping = asyncio.create_task(pump_all())
     try:
         while (entry := await queue.get()) is not None:
             yield entry
         try:
-            await reading
+            await pumping
         except* Exception as group:
             raise group.exceptions[0] from None
     finally:
-        reading.cancel()
+        pumping.cancel()
 
 
-def _tell(finish: Finish, stats: Stats) -> None:
-    """One line per answer, for whoever watches."""
+def _log(finish: Finish, stats: Stats) -> None:
+    """Logs one line per answer."""
     rate = (stats.output_tokens - 1) / stats.decode_s if stats.decode_s else 0.0
     log.info(
         "%d tokens in (%d cached), %d out in %d steps, %.0f tokens/s, %.2f s to first, %s",

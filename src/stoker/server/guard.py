@@ -1,6 +1,6 @@
-"""What stands in front of every endpoint: who may come in, how much may be sent, and how long that may take.
+"""ASGI middleware in front of every endpoint: host, origin and API key, and limits on a body's size and time.
 
-Plain ASGI, so that streams pass through untouched.
+It is plain ASGI rather than Starlette's BaseHTTPMiddleware so that streams pass through untouched.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from stoker.server.errors import ApiError
 
 OPEN_PATHS = ("/health",)
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-READING = ("GET", "HEAD", "OPTIONS")  # methods that change nothing and compute nothing
-LINGER_S, LINGER_BYTES = 2.0, 64 * MIB  # how much longer a refused client is listened to
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # methods without side effects
+LINGER_S, LINGER_BYTES = 2.0, 64 * MIB  # how long, and how much, is still read from a client after it was refused
 
 
 class Guard:
@@ -35,7 +35,7 @@ class Guard:
         if not config.loopback:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self._origins = {origin.lower() for origin in config.cors_origins}
-        # it answers a browser's question before a request (which has no key) and adds its headers to every response
+        # It answers preflight requests, which have no key, and adds its headers to every response.
         self._checked: ASGIApp = self._check
         if config.cors_origins:
             self._checked = CORSMiddleware(
@@ -62,9 +62,9 @@ class Guard:
 
     async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        body = _Body(receive, self._config)
+        body = _LimitedBody(receive, self._config)
 
-        async def watched(message: Message) -> None:
+        async def send_when_read(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             if message["type"] == "http.response.body" and not message.get("more_body") and not body.complete:
@@ -78,34 +78,34 @@ class Guard:
             self._check_origin(scope["method"], headers)
             self._check_key(scope["path"], headers)
             self._check_length(headers)
-            if scope["method"] not in READING:  # every body is JSON, whatever its client calls it
+            if scope["method"] not in SAFE_METHODS:  # every body is read as JSON, whatever its content type says
                 others = [entry for entry in scope["headers"] if entry[0] != b"content-type"]
                 scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
-            await self._app(scope, body, watched)
+            await self._app(scope, body, send_when_read)
         except ApiError as error:
             if not started:
-                await refuse(error, scope["path"], watched)
+                await refuse(error, scope["path"], send_when_read)
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """A web page could otherwise reach a server on this machine through a name of its own (DNS rebinding)."""
+        """Refuses unknown host names: a web page could otherwise reach a local server by DNS rebinding."""
         host = headers.get(b"host", b"").decode("latin-1").strip().lower()
-        if not host or self._known(_name(host)) or (self._digest and not self._config.loopback):
+        if not host or self._is_ours(_host_name(host)) or (self._digest and not self._config.loopback):
             return
         raise ApiError(
             403,
             f"This server was asked for by the name {host[:100]!r}, which it does not know. Use its address, or start "
-            f"it with --allowed-host {_name(host)[:100]}.",
+            f"it with --allowed-host {_host_name(host)[:100]}.",
         )
 
-    def _known(self, name: str) -> bool:
-        """Our own names. An address is one too where the server listens on more than its own: only names can be made
-        to lead to somewhere else."""
+    def _is_ours(self, name: str) -> bool:
+        """Whether a host name is ours. A server that listens beyond loopback accepts any IP address as well, because
+        DNS rebinding needs a name."""
         return name in self._names or (not self._config.loopback and _is_address(name))
 
     def _check_origin(self, method: str, headers: dict[bytes, bytes]) -> None:
-        """Pages of other sites may not make a browser compute here. A browser asks first before it sends JSON, but
-        sends plain text and forms without asking, and their bodies are read as JSON too."""
-        if method in READING or "*" in self._origins:
+        """Refuses requests from pages of other sites. A browser sends a preflight before JSON, but none before plain
+        text and forms, whose bodies are read as JSON here too."""
+        if method in SAFE_METHODS or "*" in self._origins:
             return
         origin = headers.get(b"origin", b"").decode("latin-1").strip().lower()
         site = headers.get(b"sec-fetch-site", b"").decode("latin-1").strip().lower()
@@ -130,7 +130,7 @@ class Guard:
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._digest is None or path in OPEN_PATHS:
             return
-        # digests of equal length, compared in constant time: nothing of the key can be learnt by measuring
+        # Digests of equal length are compared in constant time, so timing reveals nothing of the key.
         if not any(hmac.compare_digest(_digest(key), self._digest) for key in _keys(headers)):
             raise ApiError(
                 401,
@@ -144,8 +144,8 @@ class Guard:
             raise too_large(int(length[:20]), self._config.max_body)
 
 
-class _Body:
-    """A request's body, as far as it is allowed to go."""
+class _LimitedBody:
+    """The receive channel of a request, with limits on the size and the arrival time of its body."""
 
     def __init__(self, receive: Receive, config: ServerConfig) -> None:
         self._receive, self._config = receive, config
@@ -154,7 +154,7 @@ class _Body:
 
     async def __call__(self) -> Message:
         if self.complete:
-            return await self._receive()  # only a disconnect can come
+            return await self._receive()  # only a disconnect can follow
         try:
             async with asyncio.timeout_at(self._until):
                 message = await self._next()
@@ -167,8 +167,8 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Reads what the client still sends after its answer. Closing a connection over unread bytes resets it, and a
-        reset can destroy the answer before the client has read it."""
+        """Reads what the client still sends after its answer (lingering close). To close a connection with unread
+        bytes resets it, and a reset can destroy the answer before the client has read it."""
         limit = self._bytes + LINGER_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
@@ -182,8 +182,8 @@ class _Body:
         return message
 
 
-def _name(host: str) -> str:
-    """Without the port."""
+def _host_name(host: str) -> str:
+    """A host header without its port."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
 
 
@@ -208,7 +208,7 @@ async def refuse(error: ApiError, path: str, send: Send) -> None:
 
 
 def _keys(headers: dict[bytes, bytes]) -> Iterable[bytes]:
-    """Wherever clients put a key: OpenAI's header, Anthropic's, and a browser's password box."""
+    """The keys of a request, wherever clients put one: Anthropic's header, OpenAI's, and HTTP Basic of a browser."""
     if b"x-api-key" in headers:
         yield headers[b"x-api-key"]
     kind, _, value = headers.get(b"authorization", b"").partition(b" ")

@@ -1,6 +1,6 @@
-"""What /metrics shows. vLLM's names where it has them, so that dashboards made for it work; ours begin with stoker:.
+"""Prometheus metrics: vLLM's names where it has them, so that its dashboards work; our own begin with stoker:.
 
-Counters are kept here and not in the engine, so that they go on when the engine is started again.
+Counters live in the server and not in the engine, so that they survive a restart of the engine.
 """
 
 import time
@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from stoker.engine.request import Event, Finish, Stats
-from stoker.server.generation import Progress, count_right
+from stoker.server.generation import Progress, count_accepted
 
 if TYPE_CHECKING:
     from stoker.engine.stats import EngineStats
@@ -66,14 +66,14 @@ class Metrics:
             self._finished.labels(*self._values, FINISHES[finish])
 
     def watch(self, read: Callable[[], "Iterator[tuple[str, str, float]]"]) -> None:
-        """Gauges that are read when somebody asks: name, help, value."""
+        """Registers gauges that are read at each scrape: name, help, value."""
         self.registry.register(_Gauges(read, self._values))
 
     def refused(self, reason: str) -> None:
         self._refused.labels(*self._values, reason).inc()
 
     def stepped(self, event: Event, progress: Progress) -> None:
-        """A step of one request."""
+        """Counts a step of one request."""
         if not event.tokens:
             return
         now = time.perf_counter()
@@ -102,7 +102,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _drafted(self, event: Event) -> None:
-        right = count_right(event.drafts, event.tokens)
+        right = count_accepted(event.drafts, event.tokens)
         if event.forced:
             self.forced.inc(right)
             return
@@ -142,7 +142,7 @@ class _Gauges(Collector):
 
 
 def engine_gauges(stats: "EngineStats") -> Iterator[tuple[str, str, float]]:
-    """What the engine held when it was last asked."""
+    """Gauges of the engine's latest stats."""
     held = stats.pages_used - stats.pages_cached
     yield "vllm:num_requests_running", "Requests being computed.", stats.running
     yield "vllm:num_requests_waiting", "Requests in the engine's queue.", stats.waiting

@@ -1,4 +1,4 @@
-"""The model as requests see it: its names, its context, text to tokens and back, its chat template."""
+"""The model as requests see it: its names, its context, its tokenizer and its chat template."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
 
 MESSAGE_START = "<|im_start|>"
-# what the server itself tells the template
-TAKEN = {
+# template variables that the server sets itself
+RESERVED = {
     "messages",
     "chat_template",
     "tools",
@@ -27,9 +27,9 @@ TAKEN = {
     "add_generation_prompt",
     "continue_final_message",
 }
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what generation_config.json may preset
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config.json
 
-END_MARK = "f3a91c7e5d024b68"  # stands where a message ends; templates trim white space, but not this
+END_MARK = "f3a91c7e5d024b68"  # marks the end of a message: templates trim white space, but not this
 EMPTY_THOUGHT = re.compile(rf"{OPEN}\s*{CLOSE}\s*\Z")
 
 Message = dict[str, Any]
@@ -39,8 +39,8 @@ class ServedModel:
     def __init__(
         self, directory: Path, names: Sequence[str], context: int, options: Mapping[str, Any], any_name: bool = False
     ) -> None:
-        """`options` are defaults for the chat template, such as enable_thinking. With `any_name` the model answers
-        whatever name it is asked for by."""
+        """`options` are default variables of the chat template, such as enable_thinking. With `any_name`, requests may
+        name any model."""
         self.directory, self.names, self.context, self._any_name = directory, tuple(names), context, any_name
         self.config = ModelConfig.load(directory)
         self.tokenizer = Tokenizer(directory)
@@ -54,8 +54,8 @@ class ServedModel:
         self.calls_in_json = template is not None and "<function=" not in template
         self._texts: dict[int, str] = {}  # of single tokens, for logprobs
         if self.has_template:
-            self._try_template()
-            self._keeps_later_system_messages = self._finds_later_system_messages()
+            self._check_template()
+            self._renders_later_system_messages = self._probe_later_system_messages()
 
     @property
     def name(self) -> str:
@@ -88,13 +88,13 @@ class ServedModel:
         return TextStream(self._backend, stops)
 
     def token_text(self, token: int) -> str:
-        """Of one token by itself; half a character is shown as the replacement character."""
+        """The text of a single token; an incomplete character becomes the replacement character."""
         if token not in self._texts:
             self._texts[token] = self.decode([token])
         return self._texts[token]
 
     def token_id(self, text: str) -> int | None:
-        """The token that is exactly this text, if there is one."""
+        """The id of the token that is exactly this text, or None."""
         found = self._backend.token_to_id(text)
         return None if found is None else int(found)
 
@@ -108,26 +108,26 @@ class ServedModel:
         options: Mapping[str, Any] | None = None,
         continue_final: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. Whatever the template finds wrong with it is the request's fault.
+        """Token ids of a conversation. An error raised by the template is reported as the request's fault (400).
 
-        With `continue_final` the last message, which is the assistant's, is left open for the model to go on with.
+        With `continue_final` the last message, the assistant's, is left open and the model continues it.
         """
         if not self.has_template:
             raise ApiError(
                 400, f"{self.name} has no chat template, so it takes no conversations. Use /v1/completions instead."
             )
         given = {**self._options, **(options or {})}
-        taken = TAKEN & set(given)
-        if taken:
-            raise ApiError(400, f"chat_template_kwargs may not set {', '.join(sorted(taken))}.")
+        reserved = RESERVED & set(given)
+        if reserved:
+            raise ApiError(400, f"chat_template_kwargs may not set {', '.join(sorted(reserved))}.")
 
-        def printed(messages: list[dict[str, Any]]) -> str:
+        def text_of(messages: list[dict[str, Any]]) -> str:
             return self.tokenizer.chat_text(messages, begin_answer and not continue_final, tools=tools, **given)
 
-        if any(message["role"] == "system" for message in messages[1:]) and not self._keeps_later_system_messages:
+        if any(message["role"] == "system" for message in messages[1:]) and not self._renders_later_system_messages:
             messages = system_first(messages)
         try:
-            return self.tokenizer.encode(open_ended(messages, printed) if continue_final else printed(messages))
+            return self.tokenizer.encode(open_ended(messages, text_of) if continue_final else text_of(messages))
         except Busy as error:
             raise ApiError(
                 503, "Other conversations are being rendered. Try again soon.", code="busy", retry_after=RETRY_S
@@ -137,8 +137,8 @@ class ServedModel:
         except RecursionError as error:
             raise ApiError(400, "The conversation is nested too deeply for the chat template.") from error
 
-    def _try_template(self) -> None:
-        """Raises TokenizerError for a template that renders nothing at all, or not in time. It may refuse this."""
+    def _check_template(self) -> None:
+        """Raises TokenizerError for a template that cannot render, or not in time. It may refuse this conversation."""
         try:
             self.tokenizer.chat_text([{"role": "user", "content": "question"}])
         except Refused:
@@ -149,8 +149,8 @@ class ServedModel:
                 "Without a template, the model is served on /v1/completions alone."
             ) from error
 
-    def _finds_later_system_messages(self) -> bool:
-        """Whether the template prints a system message where it stands, also after others."""
+    def _probe_later_system_messages(self) -> bool:
+        """Whether the template renders a system message in its place when other messages precede it."""
         system, user = {"role": "system", "content": "first"}, {"role": "user", "content": "question"}
         later = {"role": "system", "content": "later-instructions"}
         try:
@@ -160,26 +160,26 @@ class ServedModel:
         return "question" in text.partition("later-instructions")[2]
 
     def boundaries(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Where messages begin: good places for the prefix cache."""
+        """Positions where messages begin: good places for snapshots of the prefix cache."""
         return () if self._message_start is None else tuple(message_boundaries(prompt, self._message_start))
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether the template has opened a thought that the answer begins in."""
+        """Whether the prompt ends with an opened thought, so that the answer begins inside it."""
         return self.decode(prompt[-8:]).rstrip().endswith(OPEN)
 
 
 def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All system messages as one in front of the others."""
+    """The messages with all system messages joined into one at the beginning."""
     systems = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(systems)}, *others]
 
 
-def open_ended(messages: list[Message], printed: Callable[[list[Message]], str]) -> str:
-    """The text of a conversation up to the last character of its last message, white space included.
+def open_ended(messages: list[Message], render: Callable[[list[Message]], str]) -> str:
+    """The text of a conversation up to the last character of its last message, including white space.
 
-    `printed` is the template. What it writes behind a message is cut off, and so is the empty thought it writes before
-    an answer that brings its own. Without an answer, the thought is what goes on.
+    `render` renders the template. Its text after the message is cut off, and so is the empty thought that it writes
+    before an answer that has a thought of its own. If the message has no answer yet, its thought is continued.
     """
     last = messages[-1]
     if last["role"] != "assistant":
@@ -191,7 +191,7 @@ def open_ended(messages: list[Message], printed: Callable[[list[Message]], str])
     if last.get("tool_calls"):
         raise ApiError(400, "A message with tool calls is complete and cannot be continued.", param="messages")
     place = "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
-    before, found, _ = printed([*messages[:-1], {**last, place: END_MARK}]).rpartition(END_MARK)
+    before, found, _ = render([*messages[:-1], {**last, place: END_MARK}]).rpartition(END_MARK)
     if not found:
         raise ApiError(400, f"The chat template leaves out the {place} of the last message, so it cannot be continued.")
     said = str(last[place])
@@ -201,7 +201,7 @@ def open_ended(messages: list[Message], printed: Callable[[list[Message]], str])
 
 
 def thinks_at_the_end(messages: list[Message]) -> bool:
-    """Whether a message that is continued ends inside a thought."""
+    """Whether a continued message ends inside a thought."""
     last = messages[-1]
     if not last["content"] and last.get("reasoning_content"):
         return True
@@ -209,7 +209,7 @@ def thinks_at_the_end(messages: list[Message]) -> bool:
 
 
 def check_text(text: str, where: str) -> None:
-    """JSON can spell half a character, which is no text."""
+    """Refuses text with an unpaired surrogate, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -218,7 +218,7 @@ def check_text(text: str, where: str) -> None:
 
 
 def _generation_defaults(directory: Path) -> dict[str, Any]:
-    """Sampling that the model's authors recommend; what a request leaves open is taken from here."""
+    """The sampling defaults that the model's authors recommend, for what a request leaves open."""
     file = directory / "generation_config.json"
     found = read_json(file) if file.exists() else {}
     defaults = {name: found[name] for name in SAMPLED if found.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Sending answers: server-sent events with an eye on the client, and plain answers that stop when nobody waits."""
+"""Sends answers as server-sent events or as JSON. Either way the engine is freed as soon as the client is gone."""
 
 import asyncio
 import json
@@ -22,27 +22,27 @@ DONE = "data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # or a proxy would collect the events
+    (b"x-accel-buffering", b"no"),  # or a proxy would buffer the events
 ]
 OMITTED = "x-stoker-omitted"
-MOST_OMITTED = 32  # names in that header; more than any client offers, and far from the limits of proxies
-ODD = re.compile(r"[^\w.:/-]", re.ASCII)  # names come from clients, and a header is one line of ASCII
+MOST_OMITTED = 32  # most names in that header: more than clients send, and far below the limits of proxies
+ODD = re.compile(r"[^\w.:/-]", re.ASCII)  # the names come from clients, and a header is one line of ASCII
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 class ClientGone(Exception):
-    """Nobody is there any more to answer to."""
+    """The client disconnected before the answer was complete."""
 
 
 class JsonResponse(JSONResponse):
-    """An answer as JSON, whatever numbers and half characters a request has brought into it."""
+    """JSON that may contain NaN, infinities and unpaired surrogates, which a request can bring into an answer."""
 
     def render(self, content: Any) -> bytes:
         return encoded(content).encode("utf-8", "replace")
 
 
 def encoded(message: Any) -> str:
-    """As JSON, which has no NaN and no infinity: they become null. Half characters are replaced where it is sent."""
+    """JSON text. NaN and infinities become null; unpaired surrogates are replaced when the text is encoded."""
     try:
         return _encode(message)
     except ValueError:
@@ -58,7 +58,7 @@ def _finite(value: Any) -> Any:
 
 
 def data(message: dict[str, Any]) -> str:
-    """One event without a name."""
+    """A server-sent event without a name."""
     return f"data: {encoded(message)}\n\n"
 
 
@@ -67,8 +67,8 @@ def event(name: str, message: dict[str, Any]) -> str:
 
 
 class EventStream(Response):
-    """Sends events until they end or the client is gone, whichever comes first. The iterator is closed in any case,
-    which is what frees the engine. A client that stops reading is disconnected by `protocol.py`."""
+    """Sends events until they end or the client disconnects. The iterator is closed in either case, which frees the
+    engine. A client that stops reading is disconnected by `protocol.py`."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:
-    """The answer, or ClientGone as soon as the client hangs up."""
+    """The answer; raises ClientGone as soon as the client disconnects."""
 
-    async def hang_up() -> None:
+    async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, listening = asyncio.ensure_future(answer), asyncio.create_task(hang_up())
+    working, listening = asyncio.ensure_future(answer), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -143,7 +143,7 @@ async def respond(
     on_error: Callable[[ApiError], str],
     end: str = "",
 ) -> Response:
-    """`on_error` is the event for an error in a stream, `end` what closes one."""
+    """Sends `response` as a stream or as a whole. `on_error` makes the event for an error, `end` closes a stream."""
     headers = _omitted(submission.requests[0].omitted)
     if streamed:
         return EventStream(response.stream(), on_error, end, submission.close, headers)
@@ -154,7 +154,7 @@ async def respond(
 
 
 def _omitted(names: Sequence[str]) -> dict[str, str]:
-    """The header that says which parts of the request were left out; the log says it too."""
+    """The header that names the parts of the request that were left out, which are logged too."""
     if not names:
         return {}
     cleaned = dict.fromkeys(ODD.sub("_", name[:80]) for name in names)

@@ -1,1 +1,1 @@
-"""Grammars of strangers, compiled and followed in processes of their own: a hang or a crash costs one request."""
+"""Grammars of requests, compiled and followed in separate processes, so that a hang or a crash costs one request."""

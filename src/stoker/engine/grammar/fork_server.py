@@ -1,4 +1,4 @@
-"""Grammar workers from their owner's side: a fork server that is started when first needed, and its children."""
+"""The parent's side of grammar workers: a fork server that is started when first needed, and its children."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from stoker.errors import RequestError
 
 
 class Crashed(RequestError):
-    """A worker is gone: killed, out of memory, or by a fault of the library."""
+    """A worker died: it was killed, ran out of memory, or the library crashed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -24,23 +24,23 @@ class Crashed(RequestError):
 
 
 class ForkServer:
-    """May be used from many threads. It ends with this process, whichever way that ends: it sees its socket close."""
+    """Thread-safe. The fork server ends with this process, however that ends, because it sees its socket close."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, ends: tuple[int, ...]) -> None:
         self._arguments = [str(tokenizer_file), str(vocab_size), *map(str, ends)]
-        self._lock = threading.RLock()  # a child may be collected, and thus killed, at any time
+        self._lock = threading.RLock()  # the garbage collector may kill a child at any time
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._next = 0
 
     def start(self) -> None:
-        """Returns at once; without it, the first `fork` waits for nobody either, but its child comes later."""
+        """Starts the fork server without waiting for it, so that the first child is there sooner."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._begin()
 
     def fork(self) -> "Child":
-        """Raises RequestError if this process or the system has no room for one."""
+        """Starts a child. Raises RequestError if the system has no process or file descriptor left."""
         try:
             with self._lock:
                 return self._fork()
@@ -54,14 +54,14 @@ class ForkServer:
             self.start()
             try:
                 self._command(b"F", self._next, theirs)
-            except OSError:  # it died just now
+            except OSError:  # it has just died
                 self._end()
                 self.start()
                 self._command(b"F", self._next, theirs)
             return Child(self, self._next, Connection(os.dup(ours.fileno())))
 
     def kill(self, number: int) -> None:
-        """Nothing happens if it has ended already."""
+        """Kills a child; does nothing if it has already ended."""
         with self._lock:
             try:
                 self._command(b"K", number)
@@ -93,13 +93,13 @@ class ForkServer:
 
 
 class Child:
-    """A worker with one grammar, or none yet."""
+    """A worker process with one grammar, or none yet."""
 
     def __init__(self, server: ForkServer, number: int, connection: Connection) -> None:
         self._server, self._number, self.connection = server, number, connection
 
     def receive(self, longest: int) -> tuple[dict[str, Any], bytes] | None:
-        """The next message, None for its first word. Raises Crashed. Waits, unless something is there to read."""
+        """The next message, or None for its greeting. Blocks until there is one. Raises Crashed."""
         try:
             message = self.connection.recv_bytes(longest)
         except (EOFError, OSError) as error:
@@ -111,7 +111,7 @@ class Child:
         return found, masks
 
     def send(self, message: bytes) -> None:
-        """Only while it reads, or the sender would wait for it."""
+        """Sends a message. Only for a child that is reading: otherwise this would block."""
         try:
             self.connection.send_bytes(message)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A grammar as the engine's token mask. Masks are computed in a worker process, and only those who ask to wait do."""
+"""A grammar as the engine's token mask, which a worker process computes."""
 
 import json
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from stoker.engine.grammar.workers import WORKERS, Question, Worker
 from stoker.errors import RequestError
 from stoker.sampling.mask import RemoteMask
 
-QUESTION_S = 2.0  # for one question: the masks of one step
-REPLAY_S = 0.001  # more for each token that the matcher must consume before
-SLOW_S, MOST_SLOW_S = 0.05, 20.0  # questions that take longer than the first may take the second together
+QUESTION_S = 2.0  # time limit of one question: the masks of one step
+REPLAY_S = 0.001  # added for each token that the matcher must consume first
+SLOW_S, MOST_SLOW_S = 0.05, 20.0  # questions slower than the first may take the second in total
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Grammar:
     lark: str
     vocab_size: int
     ends: tuple[int, ...]  # tokens that end an answer
-    after: int | None = None  # the rules hold from this token on: the end of a thought
-    opened_by: int | None = None  # the rules hold behind each of these tokens anew
-    closed_by: tuple[int, ...] = ()  # and up to one of those
+    after: int | None = None  # the rules apply after this token: the end of a thought
+    opened_by: int | None = None  # the rules apply, from their start, after each of these tokens ...
+    closed_by: tuple[int, ...] = ()  # ... up to one of these
 
     def __call__(self) -> "GrammarMask":
         return GrammarMask(self)
@@ -41,26 +41,27 @@ class Grammar:
 
 
 class GrammarMask(RemoteMask):
-    """One request's way through a grammar. Answers depend on `output` alone.
+    """The state of one request in a grammar. Answers depend on `output` alone.
 
-    A question covers a text and drafts behind it; what it brought is kept until the next one.
+    A question covers a text and the drafts after it; its answer is kept until the next question.
     """
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._worker: Worker | None = None
         self._number = 0
-        self._known: list[int] = []  # what the worker's matcher has consumed for this request
-        self._asked: tuple[list[int], list[int], Tensor | None] | None = None  # text, drafts and first mask, under way
-        self._text: list[int] | None = None  # that the answers are about ...
-        self._behind: list[int] = []  # ... the drafts behind it, or what is forced there
-        self._masks: list[Tensor] = []  # after the text, and after each draft that may stand
+        self._known: list[int] = []  # tokens that the worker's matcher has consumed for this request
+        # text, drafts and first mask of the pending question
+        self._asked: tuple[list[int], list[int], Tensor | None] | None = None
+        self._text: list[int] | None = None  # the text that the latest answer is about ...
+        self._behind: list[int] = []  # ... and the drafts after it, or the tokens forced there
+        self._masks: list[Tensor] = []  # after the text, and after each allowed draft
         self._forced: list[int] = []
         self._room = 0
         self._error: RequestError | None = None
         self._slow = 0.0
 
-    # -- as the engine asks it
+    # -- called by the engine
 
     @property
     def connection(self) -> Connection | None:
@@ -76,7 +77,7 @@ class GrammarMask(RemoteMask):
         text, behind, covered = self._segment(output, list(drafts))
         if text is None:
             if self._error is None:
-                self._attach()  # it compiles while the model thinks
+                self._attach()  # so that it compiles while the model thinks
             return covered
         if self.waiting or self._error:
             return 0
@@ -86,16 +87,16 @@ class GrammarMask(RemoteMask):
         return covered
 
     def ready(self, output: Sequence[int]) -> bool:
-        text = self._ruled(output)
+        text = self._constrained_part(output)
         if text is None:
             return True
         return not self.waiting and (self._error is not None or self._text == text)
 
     def allowed(self, output: Sequence[int]) -> Tensor | None:
-        text = self._ruled(output)
+        text = self._constrained_part(output)
         if text is None:
             free = self._grammar.opened_by is not None
-            return None if free else _thinking(self._grammar.vocab_size, self._grammar.ends)
+            return None if free else _while_thinking(self._grammar.vocab_size, self._grammar.ends)
         place = self._place(text)
         if place is None:
             self._wait(text)
@@ -105,7 +106,7 @@ class GrammarMask(RemoteMask):
         return self._masks[place]
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
-        text = self._ruled(output)
+        text = self._constrained_part(output)
         if text is None:
             return ()
         if text != self._text or not self._room:
@@ -114,11 +115,11 @@ class GrammarMask(RemoteMask):
 
     def close(self) -> None:
         if self._worker:
-            self._worker.leave(self, self._number)
+            self._worker.remove(self, self._number)
             self._worker = None
-            WORKERS.tidy()
+            WORKERS.evict()
 
-    # -- as its worker answers
+    # -- called by the worker
 
     def answered(self, head: dict[str, object], masks: bytes, seconds: float) -> None:
         assert self._asked is not None
@@ -141,7 +142,7 @@ class GrammarMask(RemoteMask):
             self._masks = found if first is None else [first, *found]
 
     def lost(self, error: RequestError | None) -> None:
-        """Its worker is gone: `error` if this request is to blame, else the question is asked again."""
+        """The worker died. `error` is set if this request is at fault; otherwise the question is asked again."""
         self._worker, self._known = None, []
         asked, self._asked = self._asked, None
         if not asked:
@@ -150,14 +151,14 @@ class GrammarMask(RemoteMask):
             self._ask(*asked, self._room)
         elif asked[2] is None or self._slow > MOST_SLOW_S:
             self._error = error
-        else:  # that text may never come about: the step goes without drafts
+        else:  # a draft may be at fault, which the model may never choose: the step goes on without drafts
             self._slow += QUESTION_S
             self._text, self._behind, self._masks, self._forced = asked[0], asked[1], [asked[2]], []
 
     # -- details
 
-    def _ruled(self, output: Sequence[int]) -> list[int] | None:
-        """The part of the output that the grammar is about; None where there are no rules."""
+    def _constrained_part(self, output: Sequence[int]) -> list[int] | None:
+        """The part of the output that the grammar applies to, or None if it does not apply now."""
         tokens = list(output)
         if self._grammar.opened_by is not None:
             if self._grammar.opened_by not in tokens:
@@ -172,15 +173,15 @@ class GrammarMask(RemoteMask):
             return None
 
     def _segment(self, output: Sequence[int], drafts: list[int]) -> tuple[list[int] | None, list[int], int]:
-        """What one question can be about: the first text with rules, the drafts behind it that go on with it, and how
-        many drafts that covers, those without rules included."""
+        """What one question can cover: the first text that the grammar applies to, the drafts that continue it, and how
+        many drafts that covers, including those that the grammar does not apply to."""
         switches = {self._grammar.after, self._grammar.opened_by, *self._grammar.closed_by}
-        text = self._ruled(output)
+        text = self._constrained_part(output)
         if switches.isdisjoint(drafts):
             return text, [] if text is None else drafts, len(drafts)
         begun, behind = 0, 0
         for count in range(1, len(drafts) + 1):
-            found = self._ruled([*output, *drafts[:count]])
+            found = self._constrained_part([*output, *drafts[:count]])
             if text is None:
                 text, begun = found, count
             elif found == text + drafts[begun:count]:
@@ -190,30 +191,30 @@ class GrammarMask(RemoteMask):
         return text, drafts[begun : begun + behind], len(drafts)
 
     def _place(self, text: list[int]) -> int | None:
-        """How many drafts lie between what was last asked about and `text`; None if it was about another."""
+        """The number of drafts between the text of the latest answer and `text`; None if it was another text."""
         if self._text is None or self._text != text[: len(self._text)]:
             return None
         behind = text[len(self._text) :]
         return len(behind) if behind == self._behind[: len(behind)] else None
 
     def _wait(self, text: list[int]) -> None:
-        """For those who are in no hurry: asks, and waits for the answer. Raises what the request fails with."""
+        """Asks and blocks until the answer is there. Raises the error with which the request failed."""
         while self.waiting:
-            self._sleep()
+            self._poll()
         if self._error is None:
             self._ask(text, [], None, room=16)
         while self.waiting:
-            self._sleep()
+            self._poll()
         if self._error is not None:
             error, self._error, self._text = self._error, None, None
             raise error
 
-    def _sleep(self) -> None:
+    def _poll(self) -> None:
         assert self._worker is not None
         self._worker.connection.poll(0.1)
 
     def _attach(self) -> Worker | None:
-        """Its worker; None, with an error, if none could be started."""
+        """The worker; None, with `_error` set, if none could be started."""
         if self._worker is None or self._worker.failure is not None:
             try:
                 self._worker = WORKERS.get(
@@ -230,7 +231,7 @@ class GrammarMask(RemoteMask):
         worker = self._attach()
         if worker is None:
             return
-        keep = _common(self._known, text)
+        keep = _common_prefix(self._known, text)
         add = text[keep:]
         question = {"keep": keep, "add": add, "drafts": drafts, "room": room, "first": first is None}
         message = json.dumps({"id": self._number, **question}).encode()
@@ -239,8 +240,8 @@ class GrammarMask(RemoteMask):
         worker.poll()
 
 
-def _common(one: list[int], other: list[int]) -> int:
-    """Tokens that both begin with."""
+def _common_prefix(one: list[int], other: list[int]) -> int:
+    """The length of the common prefix."""
     if other[: len(one)] == one:
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
@@ -254,8 +255,8 @@ def _unpacked(masks: bytes, count: int, vocab_size: int) -> list[Tensor]:
     return list(torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")[:, :vocab_size].view(np.bool_)))
 
 
-def _thinking(vocab_size: int, ends: tuple[int, ...]) -> Tensor:
-    """While the model thinks, only the end of its answer is barred."""
+def _while_thinking(vocab_size: int, ends: tuple[int, ...]) -> Tensor:
+    """The mask while the model thinks: everything but the end of the answer."""
     allowed = torch.ones(vocab_size, dtype=torch.bool)
     allowed[list(ends)] = False
     return allowed

@@ -1,7 +1,7 @@
-"""The fork server of grammar workers: `python -m stoker.engine.grammar.worker`, started by `processes.py`.
+"""The fork server of grammar workers: `python -m stoker.engine.grammar.worker`, started by `fork_server.py`.
 
-It loads llguidance and the tokenizer once and forks a child per grammar, in 2 ms, with limits on memory. It never
-looks at a grammar itself, so it always answers; it kills its children when it is told to, or when its owner is gone.
+It loads llguidance and the tokenizer once and forks a child per grammar, in 2 ms, with a limit on memory. It never
+reads a grammar itself, so it always responds. It kills its children on command, and when its parent has died.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=100_000, verbose_errors=Fals
 
 
 def main(control_fd: str, tokenizer_file: str, vocab_size: str, *ends: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal's Ctrl-C; the owner decides
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a service manager, which sends it to every process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches it too; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to every process
     control = socket.socket(fileno=int(control_fd))
     _name("stoker-grammar")
     tokenizer = llguidance.LLTokenizer(tokenizer_file, n_vocab=int(vocab_size), eos_token=[int(end) for end in ends])
     gc.collect()
-    gc.freeze()  # or collecting in a child would copy the pages it shares
+    gc.freeze()  # or garbage collection in a child would copy shared pages
     children: dict[int, int] = {}
     while True:
         readable = select.select([control], [], [], REAP_S)[0]
@@ -50,7 +50,7 @@ def main(control_fd: str, tokenizer_file: str, vocab_size: str, *ends: str) -> N
         if kind == FORK:
             try:
                 pid = os.fork()
-            except OSError:  # its owner sees that the socket is closed
+            except OSError:  # the parent sees that the socket is closed
                 os.close(sockets[0])
                 continue
             if not pid:
@@ -65,7 +65,7 @@ def main(control_fd: str, tokenizer_file: str, vocab_size: str, *ends: str) -> N
 
 
 def _end(pid: int) -> None:
-    """Only its parent may: until it has been waited for, nobody else gets its number."""
+    """Kills a child. Safe in its parent only: a pid is not reused before its parent has waited for it."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -74,7 +74,7 @@ def _child(fd: int, tokenizer: llguidance.LLTokenizer) -> None:
     try:
         _limit()
         _serve(Connection(fd), tokenizer)
-    except (EOFError, OSError):  # nobody asks any more
+    except (EOFError, OSError):  # the parent closed the connection
         pass
     finally:
         os._exit(0)
@@ -95,7 +95,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def _name(name: str) -> None:
-    """What `ps` and `top` show."""
+    """Sets the process name that `ps` and `top` show."""
     _prctl(15, name.encode()[:15])  # PR_SET_NAME
 
 
@@ -107,7 +107,7 @@ class GrammarFailed(Exception):
 
 
 def _serve(connection: Connection, tokenizer: llguidance.LLTokenizer) -> None:
-    """Says that it is there, compiles the grammar it is sent, then answers questions."""
+    """Sends a greeting, compiles the grammar that it receives, then answers questions."""
     connection.send_bytes(b"")
     before = _peak()
     start = llguidance.LLMatcher(tokenizer, connection.recv_bytes().decode(), log_level=0, limits=LIMITS)
@@ -132,7 +132,7 @@ def _serve(connection: Connection, tokenizer: llguidance.LLTokenizer) -> None:
 
 
 def _say(connection: Connection, head: dict[str, Any], masks: Sequence[bytes] = ()) -> None:
-    """No pickles: the other side need not trust a process that has read a stranger's grammar."""
+    """Sends JSON rather than a pickle: the parent must not trust a process that has read a client's grammar."""
     connection.send_bytes(b"\n".join([json.dumps(head).encode(), b"".join(masks)]))
 
 
@@ -145,19 +145,19 @@ def _reason(matcher: llguidance.LLMatcher) -> str:
 
 
 class Walk:
-    """One request on its way through the grammar."""
+    """The matcher of one request."""
 
     def __init__(self, start: llguidance.LLMatcher) -> None:
         self._start, self._matcher = start, start.deep_copy()
-        self._text: list[int] = []  # that the matcher has consumed
+        self._text: list[int] = []  # tokens that the matcher has consumed
 
     def answer(
         self, keep: int, add: list[int], drafts: list[int], room: int, first: bool
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Masks after the first `keep` tokens of the text and `add` (if `first`) and after each draft that may stand.
+        """Masks after the first `keep` tokens of the text and `add` (if `first`), and after each allowed draft.
 
-        Where the grammar leaves no choice, up to `room` tokens it forces take the place of the drafts. A failure behind
-        a draft ends the drafts there.
+        Where the grammar leaves no choice, up to `room` forced tokens replace the drafts. A failure after a draft ends
+        the drafts there.
         """
         if keep < len(self._text):
             self._matcher.rollback(len(self._text) - keep)

@@ -33,45 +33,45 @@ class Question(NamedTuple):
 
 @dataclass(eq=False)
 class Worker:
-    """A child process with one grammar, for all requests that have it."""
+    """A child process with one grammar, shared by all requests that have it."""
 
     server: ForkServer
     lark: str
     longest: int  # bytes of an answer
     masks: "set[GrammarMask]" = field(default_factory=set)
     unsent: deque[Question] = field(default_factory=deque)
-    line: deque[Question] = field(default_factory=deque)  # sent; the child is at the first
-    failure: RequestError | None = None  # for whoever asks from now on
-    grown: int = 0  # bytes beside those that it shares with the fork server, at most
+    line: deque[Question] = field(default_factory=deque)  # sent; the child is working on the first
+    failure: RequestError | None = None  # for all later questions
+    grown: int = 0  # upper bound of the bytes that it does not share with the fork server
 
     def __post_init__(self) -> None:
         self._child: Child = self.server.fork()
-        self._compiled: bool | None = None  # None: not there yet
+        self._compiled: bool | None = None  # None: the child has not started yet
         self._since = time.monotonic()
         self._next = 0
-        self._ended: list[int] = []  # requests that it may forget
+        self._ended: list[int] = []  # requests whose state it may drop
 
     @property
     def connection(self) -> Connection:
         return self._child.connection
 
     @property
-    def resting(self) -> bool:
-        """Whether it waits for questions, so that it reads what it is sent."""
+    def idle(self) -> bool:
+        """Whether the child is idle, which means that it reads what it is sent."""
         return self._compiled is True and not self.line and not self.unsent and self.failure is None
 
     def number(self) -> int:
-        """For a request that comes to it."""
+        """A number for a new request."""
         self._next += 1
         return self._next
 
     def poll(self) -> None:
-        """Takes the answers that are there, sends what can be sent, and gives up what takes too long. Never waits."""
+        """Receives available answers, sends what can be sent, and fails on a time limit. Never blocks."""
         try:
             while self.failure is None and self.connection.poll():
-                self._take()
+                self._receive()
             self._send()
-        except (Crashed, OSError, ValueError, LookupError, TypeError):  # gone, or what it says makes no sense
+        except (Crashed, OSError, ValueError, LookupError, TypeError):  # it died, or its answer is malformed
             self._fail(Crashed())
             return
         limit = self.line[0].seconds if self.line else COMPILE_S if self._compiled is False else START_S
@@ -79,12 +79,12 @@ class Worker:
             what = f"{limit:.3g} s for the masks of one step" if self._compiled else f"{limit:g} s to compile"
             self._fail(RequestError(f"the grammar is too complex: it takes more than {what}. Simplify it."))
 
-    def leave(self, mask: "GrammarMask", number: int) -> None:
-        """Nobody waits for this request any more. A worker that is busy with it alone is ended at once."""
+    def remove(self, mask: "GrammarMask", number: int) -> None:
+        """Removes a request. A worker that is busy with no other request is killed at once."""
         self.masks.discard(mask)
         self.unsent = deque(question for question in self.unsent if question.mask is not mask)
         self._ended.append(number)
-        if not self.masks and not self.resting:
+        if not self.masks and not self.idle:
             self.end(RequestError("nobody waits for this grammar any more."))
         self.poll()
 
@@ -92,10 +92,10 @@ class Worker:
         self.failure = self.failure or failure
         self._child.kill()
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         found = self._child.receive(self.longest)
         now = time.monotonic()
-        if found is None:  # it is there, and reads
+        if found is None:  # the greeting: the child has started and reads
             self._compiled = False
             self._child.send(self.lark.encode())
         elif not self._compiled:
@@ -109,7 +109,7 @@ class Worker:
         self._since = now
 
     def _send(self) -> None:
-        if self._ended and self.resting:
+        if self._ended and self.idle:
             self._child.send(json.dumps({"forget": self._ended}).encode())
             self._ended = []
         while self.unsent and self._compiled and self.failure is None:
@@ -118,19 +118,19 @@ class Worker:
                 return
             if not self.line:
                 self._since = time.monotonic()
-            self._child.send(question.message)  # if it is gone already, this question is not to blame
+            self._child.send(question.message)  # if the child has died already, this question is not the cause
             self.line.append(self.unsent.popleft())
 
     def _fail(self, error: RequestError) -> None:
-        """Ends it. Who was being answered fails; before anything was compiled, that is everybody."""
-        suspects = [self.line[0].mask] if self.line else [] if self._compiled else list(self.masks)
+        """Kills the child. The request that it was working on fails; while it compiles, all requests do."""
+        at_fault = [self.line[0].mask] if self.line else [] if self._compiled else list(self.masks)
         self.end(error)
         for mask in list(self.masks):
-            mask.lost(error if mask in suspects else None)
+            mask.lost(error if mask in at_fault else None)
 
 
 class Workers(threading.local):
-    """Those of one engine, which is stepped by one thread."""
+    """The workers of one engine, which is stepped by one thread."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[tuple[ForkServer, str], Worker] = OrderedDict()
@@ -142,8 +142,8 @@ class Workers(threading.local):
         self._found[server, lark] = worker
         return worker
 
-    def tidy(self) -> None:
-        """Ends workers that nobody uses, but for the last few that are small."""
+    def evict(self) -> None:
+        """Evicts unused workers, except for the last few small ones."""
         kept = 0
         for key, worker in reversed(list(self._found.items())):
             if worker.masks and worker.failure is None:

@@ -218,7 +218,7 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
         return send(Ended(EngineError(sentence, traceback.format_exc())))
     told = Shutdown(drain=False, reason=f"the engine process (pid {os.getpid()}) was told to stop by SIGTERM.")
     signal.signal(signal.SIGTERM, lambda number, frame: inbox.put(told))  # while loading, it simply ends
-    heap.keep_loaded()
+    heap.freeze_loaded()
     send(Ready(built.engine.model.config, tuple(built.notes), os.getpid()))
     EngineLoop(built.engine, inbox, send).run()
     return None

@@ -13,16 +13,14 @@ from starlette.responses import Response
 from stoker.engine.request import Finish, Stats
 from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.logprobs import chat_logprobs, prompt_logprobs
-from stoker.server.endpoints.respond import respond
 from stoker.server.endpoints.usage import final_usage, response_metrics, usage
-from stoker.server.generation import Delta
+from stoker.server.generation import Delta, merged
 from stoker.server.lifecycle.service import Service, Submission
-from stoker.server.merge import merged
 from stoker.server.output.custom import CustomCalls
 from stoker.server.output.pieces import Call, CallArguments, CallStart, Content, Message, Piece, Reasoning
 from stoker.server.prepare.chat import chat_requests
 from stoker.server.schemas.chat import ChatRequest
-from stoker.server.stream import DONE, data
+from stoker.server.stream import DONE, data, respond
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -216,7 +214,7 @@ def message_delta(pieces: list[Piece], choice: Choice, custom: frozenset[str] = 
 
 def drafts_of(delta: Delta, model: Any) -> dict[str, Any]:
     """What was drafted in a step, for those who want to see it."""
-    right = delta.right
+    right = delta.accepted
     return {
         "accepted": right,
         "forced": delta.forced,

@@ -14,18 +14,16 @@ from stoker.engine.request import Finish, Stats, TokenLogprob
 from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.chat import drafts_of, finish_reason
 from stoker.server.endpoints.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs
-from stoker.server.endpoints.respond import respond
 from stoker.server.endpoints.usage import response_metrics, usage
 from stoker.server.errors import ApiError
-from stoker.server.generation import Delta, EngineRequest
+from stoker.server.generation import Delta, EngineRequest, merged
 from stoker.server.lifecycle.service import Service, Submission
-from stoker.server.merge import merged
 from stoker.server.output.pieces import Content
-from stoker.server.prepare.chat import MOST_LOGPROBS, prompted
+from stoker.server.prepare.chat import MOST_LOGPROBS, engine_request
 from stoker.server.prepare.sampling import choice_samplings, choices_of
 from stoker.server.prepare.structured import answer_mask
 from stoker.server.schemas.completions import CompletionRequest
-from stoker.server.stream import DONE, data
+from stoker.server.stream import DONE, data, respond
 
 router = APIRouter(route_class=BodyRoute)
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -56,7 +54,7 @@ def completion_requests(service: Service, body: CompletionRequest) -> list[Engin
     requests = []
     for prompt in _prompts(service, body):
         echoed = body.logprobs if body.echo else None
-        request = replace(prompted(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
+        request = replace(engine_request(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
         samplings = choice_samplings(request.sampling, choices_of(body))
         requests += [replace(request, sampling=each) for each in samplings]
     return requests

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from stoker.engine.request import Finish, Stats
 from stoker.server.endpoints.body import BodyRoute
-from stoker.server.endpoints.respond import respond
 from stoker.server.endpoints.usage import response_metrics
 from stoker.server.generation import Delta
 from stoker.server.lifecycle.service import Service, Submission
@@ -21,7 +20,7 @@ from stoker.server.prepare.anthropic import chat_request, generating_request
 from stoker.server.prepare.chat import chat_requests
 from stoker.server.prepare.template import template_messages, template_tools
 from stoker.server.schemas.messages import CountTokensRequest, MessagesRequest
-from stoker.server.stream import event
+from stoker.server.stream import event, respond
 
 router = APIRouter(route_class=BodyRoute)
 SIGNATURE = "stoker"  # a thought that comes back is taken as it is, so there is nothing to sign

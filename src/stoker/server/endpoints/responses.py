@@ -14,7 +14,6 @@ from starlette.responses import Response
 from stoker.engine.request import Finish, Stats, TokenLogprob
 from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.logprobs import chat_logprobs
-from stoker.server.endpoints.respond import respond
 from stoker.server.endpoints.usage import response_metrics
 from stoker.server.errors import ApiError
 from stoker.server.generation import Delta
@@ -25,7 +24,7 @@ from stoker.server.prepare.chat import chat_requests
 from stoker.server.prepare.responses import chat_request
 from stoker.server.prepare.responses_tools import namespaces
 from stoker.server.schemas.responses import ResponsesRequest
-from stoker.server.stream import event
+from stoker.server.stream import event, respond
 
 router = APIRouter(route_class=BodyRoute)
 MOST_CHARACTERS = 64 * 1024 * 1024  # of all items that are kept; the oldest go first

@@ -18,7 +18,7 @@ from stoker.server.app import create_app
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.plan import Plan
 from stoker.server.lifecycle.service import Service
-from stoker.server.protocol import PatientProtocol
+from stoker.server.protocol import TimeoutProtocol
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
@@ -36,7 +36,7 @@ def serve(
     `wrap` changes how the engine is built, for tests of its faults; `announce` is told the address once it is bound.
     """
     heap.limit_arenas()
-    heap.give_back_large_blocks()
+    heap.unmap_large_blocks()
     spec = wrap(EngineSpec(config.directory, plan.engine, DraftChoice.parse(config.draft), config.device))
     failure = asyncio.run(_serve(config, plan, spec, announce))
     if failure:
@@ -76,7 +76,7 @@ def _limits(service: Service) -> dict[str, Any]:
     return {
         "body_timeout": config.body_timeout,
         "stall_timeout": config.stall_timeout,
-        "others_wait": staticmethod(lambda: len(service.live) > config.users),
+        "requests_queued": staticmethod(lambda: len(service.live) > config.users),
     }
 
 
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
                 create_app(service),
                 host=config.host,
                 port=config.port,
-                http=type("Protocol", (PatientProtocol,), _limits(service)),
+                http=type("Protocol", (TimeoutProtocol,), _limits(service)),
                 ws="none",
                 log_config=None,
                 access_log=False,

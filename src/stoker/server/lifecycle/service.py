@@ -69,7 +69,7 @@ class Service:
             watching = group.create_task(self.memory.run())
             resting = group.create_task(self._rest())
             self._model = await loading
-            heap.keep_loaded()
+            heap.freeze_loaded()
             self._loaded.set()
             await supervising
             watching.cancel()

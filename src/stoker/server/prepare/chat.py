@@ -1,6 +1,6 @@
-"""From a checked body to what the engine is asked: prompt, sampling, tools and grammar of a chat request.
+"""A chat request becomes engine requests: prompt, sampling, tools and grammar.
 
-The other APIs say their requests again as chat requests and come through here too.
+The other chat APIs are translated into chat requests first, so they pass through here too.
 """
 
 from dataclasses import replace
@@ -19,28 +19,28 @@ from stoker.server.schemas.chat import AllowedToolsChoice, ChatRequest, NamedToo
 from stoker.server.schemas.common import Sampled
 
 MOST_LOGPROBS = 20
-MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may request for
+MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may ask for
 
 
 def chat_requests(service: Service, body: ChatRequest) -> list[EngineRequest]:
-    """One per choice. Tokenising takes its time, so this runs in a thread."""
+    """One engine request per choice. Rendering and tokenising take time, so this runs in a thread."""
     _refuse(body)
     body = _only_allowed(body)
     model = service.model
     tools = template_tools(body.tools)
     messages = template_messages(body.messages, service.config.max_messages, body.omitted)
     begin = True if body.add_generation_prompt is None else body.add_generation_prompt
-    going_on = bool(body.continue_final_message)
-    if going_on and body.add_generation_prompt:
+    continued = bool(body.continue_final_message)
+    if continued and body.add_generation_prompt:
         raise ApiError(
             400,
             "continue_final_message and add_generation_prompt cannot both be true: an answer either continues the last "
             "message or begins one.",
             param="continue_final_message",
         )
-    prompt = model.render(messages, tools, begin, body.template_options, going_on)
-    request = prompted(service, body, prompt, _most_tokens(body), _top_logprobs(body))
-    thinking = thinks_at_the_end(messages) if going_on else model.opens_thought(prompt)
+    prompt = model.render(messages, tools, begin, body.template_options, continued)
+    request = engine_request(service, body, prompt, _max_tokens(body), _top_logprobs(body))
+    thinking = thinks_at_the_end(messages) if continued else model.opens_thought(prompt)
     request = replace(request, boundaries=model.boundaries(prompt), thinking=thinking, omitted=tuple(body.omitted))
     request = with_tools(service, request, body)
     if request.mask is None:
@@ -50,7 +50,7 @@ def chat_requests(service: Service, body: ChatRequest) -> list[EngineRequest]:
 
 
 def with_budget(service: Service, request: EngineRequest, tokens: int | None) -> EngineRequest:
-    """A thought that the prompt has opened is closed after that many tokens."""
+    """Closes a thought that the prompt has opened after that many tokens."""
     if tokens is None or not request.thinking:
         return request
     name = "thinking_token_budget"
@@ -63,7 +63,7 @@ def with_budget(service: Service, request: EngineRequest, tokens: int | None) ->
     return replace(request, mask=ThinkingBudget(tokens, close, ends, service.model.vocab_size, request.mask))
 
 
-def prompted(
+def engine_request(
     service: Service,
     body: Sampled,
     prompt: list[int],
@@ -71,8 +71,8 @@ def prompted(
     logprobs: int | None = None,
     echoed: int | None = None,
 ) -> EngineRequest:
-    """A prompt with the request's sampling. An answer ends where the context does: agents name a limit with every
-    request, and seldom one that fits. `echoed`: likeliest tokens beside each token of a prompt that is given back."""
+    """An engine request for a prompt with the body's sampling. max_tokens is cut to the context, since agents send a
+    limit with every request and seldom one that fits. `echoed`: top log-probabilities per token of an echoed prompt."""
     room = service.room_for_answer(prompt)
     sampling = sampling_of(body, service.model, room if wanted is None else min(wanted, room), logprobs)
     request = EngineRequest(prompt, replace(sampling, prompt_logprobs=_prompt_logprobs(body, len(prompt), echoed)))
@@ -101,7 +101,7 @@ def _prompt_logprobs(body: Sampled, tokens: int, echoed: int | None) -> int | No
 
 
 def with_tools(service: Service, request: EngineRequest, body: ChatRequest) -> EngineRequest:
-    """Calls are looked for, forbidden or forced, as tool_choice says."""
+    """Parses, forbids or forces tool calls, as tool_choice says."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     if not body.tools:
         if choice not in ("none", "auto") and not body.omitted:
@@ -109,7 +109,7 @@ def with_tools(service: Service, request: EngineRequest, body: ChatRequest) -> E
         return request
     schemas = tool_schemas(body.tools)
     if choice == "none":
-        # the tools stay in the prompt, so that it is still in the prefix cache, but no call can begin
+        # The tools stay in the prompt, so that the prefix cache still matches, but no call can begin.
         token = service.model.token_id(OPEN)
         bias = {**request.sampling.logit_bias, **({} if token is None else {token: -100.0})}
         return replace(request, sampling=replace(request.sampling, logit_bias=bias))
@@ -128,7 +128,7 @@ def with_tools(service: Service, request: EngineRequest, body: ChatRequest) -> E
 
 
 def _only_allowed(body: ChatRequest) -> ChatRequest:
-    """The model is shown the tools that tool_choice allows, and no others."""
+    """The body with only the tools that tool_choice allows."""
     choice = body.tool_choice
     if not isinstance(choice, AllowedToolsChoice):
         return body
@@ -146,7 +146,7 @@ def _refuse(body: ChatRequest) -> None:
         raise ApiError(400, f"modalities is {body.modalities}; this server writes text only.", param="modalities")
 
 
-def _most_tokens(body: ChatRequest) -> int | None:
+def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 

@@ -10,47 +10,47 @@ from stoker.errors import RequestError
 CHECK_S = 5.0  # to compile a grammar; the start of a worker is not counted
 START_S = 60.0
 CHECKS_AT_A_TIME, CHECKS_WAITING = 4, 12
-QUEUE_S = 12.0  # that a check may wait for the others
-REMEMBERED = 256  # grammars that have been checked
+QUEUE_S = 12.0  # that a check may wait for a free place
+CACHED = 256  # results that are cached
 BUSY = "Many schemas are being checked, and some of them take long. Try again soon."
 
 
 class ChecksBusy(RequestError):
-    """There are more grammars to check than time."""
+    """Too many grammars are being checked."""
 
 
 class TooComplex(RequestError):
-    """A grammar that takes too long, too much memory, or too much of the library's stack."""
+    """A grammar that takes too much time, memory or stack to compile."""
 
 
 _slots = BoundedSemaphore(CHECKS_AT_A_TIME)
-_places = BoundedSemaphore(CHECKS_AT_A_TIME + CHECKS_WAITING)  # each takes a thread of the server
+_waiting_places = BoundedSemaphore(CHECKS_AT_A_TIME + CHECKS_WAITING)  # each occupies a thread of the server
 _lock = Lock()
 _verdicts: OrderedDict[bytes, str | TooComplex | None] = OrderedDict()
 
 
-def checked(grammar: Grammar) -> str | None:
-    """What is wrong with a grammar, in a sentence; None if nothing is. Waits; to be called in a thread.
+def check(grammar: Grammar) -> str | None:
+    """What is wrong with a grammar, in a sentence; None if it compiles. Blocks, so call it in a thread.
 
-    Raises TooComplex where that cannot be told."""
+    Raises TooComplex if compiling exceeds a limit."""
     key = sha256(repr(grammar).encode()).digest()  # a grammar itself can be megabytes
     with _lock:
         known, verdict = key in _verdicts, _verdicts.get(key)
         if known:
             _verdicts.move_to_end(key)
     if not known:
-        verdict = _check(grammar)
+        verdict = _check_uncached(grammar)
         with _lock:
             _verdicts[key] = verdict
-            if len(_verdicts) > REMEMBERED:
+            if len(_verdicts) > CACHED:
                 _verdicts.popitem(last=False)
     if isinstance(verdict, TooComplex):
         raise TooComplex(str(verdict))
     return verdict
 
 
-def _check(grammar: Grammar) -> str | TooComplex | None:
-    if not _places.acquire(blocking=False):
+def _check_uncached(grammar: Grammar) -> str | TooComplex | None:
+    if not _waiting_places.acquire(blocking=False):
         raise ChecksBusy(BUSY)
     try:
         if not _slots.acquire(timeout=QUEUE_S):
@@ -60,7 +60,7 @@ def _check(grammar: Grammar) -> str | TooComplex | None:
         finally:
             _slots.release()
     finally:
-        _places.release()
+        _waiting_places.release()
     return verdict
 
 

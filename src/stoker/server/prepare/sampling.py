@@ -1,4 +1,4 @@
-"""Sampling as a request asks for it, filled up with the model's defaults, in the engine's terms."""
+"""The sampling settings of a request, with the model's defaults for what it leaves open."""
 
 import secrets
 from dataclasses import replace
@@ -19,7 +19,7 @@ UNSUPPORTED = {
 
 
 def sampling_of(request: Sampled, model: ServedModel, max_tokens: int, logprobs: int | None = None) -> Sampling:
-    """Raises ApiError 400 for values that make no sense. Without a seed, every request has one of its own."""
+    """Raises ApiError 400 for invalid values. A request without a seed gets a random one."""
     refuse_unsupported(request)
     _check_sizes(request)
     given = {name: model.defaults.get(name) for name in SAMPLED}
@@ -56,7 +56,7 @@ def choices_of(request: Sampled) -> int:
 
 
 def choice_samplings(sampling: Sampling, count: int) -> list[Sampling]:
-    """One per choice: the same but for the seed."""
+    """The settings of each choice, which differ in the seed only."""
     top = 1 << 63
     return [replace(sampling, seed=(sampling.seed + place + top) % (2 * top) - top) for place in range(count)]
 
@@ -78,7 +78,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _check_sizes(request: Sampled) -> None:
-    """Every token looks at them, so they must not be many."""
+    """Limits lists that are read for every token."""
     for name in ("logit_bias", "stop_token_ids"):
         count = len(getattr(request, name) or ())
         if count > MOST_TOKEN_IDS:

@@ -1,7 +1,7 @@
-"""Structured output: a request's schema or tools as a grammar, and the grammar as the engine's token mask.
+"""Structured output: the schema or the tools of a request become a grammar, which constrains the engine's tokens.
 
-Grammars are written in the server. llguidance compiles them in worker processes, once for the check and once for the
-engine: it fetches nothing and runs nothing of them, and what hangs or crashes it is refused.
+The server writes grammars; llguidance compiles them in worker processes, once to check and once for the engine. It
+fetches and executes nothing of a schema, and a grammar that makes it hang or crash is refused.
 """
 
 import json
@@ -15,7 +15,7 @@ from stoker.server.model import ServedModel, check_text
 from stoker.server.output.reasoning import CLOSE as THOUGHT_END
 from stoker.server.output.tags import CLOSE, OPEN
 from stoker.server.output.tool_schemas import standard
-from stoker.server.prepare.grammar_check import ChecksBusy, TooComplex, checked
+from stoker.server.prepare.grammar_check import ChecksBusy, TooComplex, check
 from stoker.server.prepare.string_grammar import Unheld
 from stoker.server.prepare.tool_grammar import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 from stoker.server.schemas.common import ResponseFormat, StructuredOutputs
@@ -29,7 +29,7 @@ LARGEST_GRAMMAR = 1024 * 1024  # characters of all schemas of a request and the 
 def answer_mask(
     model: ServedModel, wanted: ResponseFormat | None, outputs: StructuredOutputs | None, thinking: bool
 ) -> Mask | None:
-    """The mask for `response_format` or vLLM's `structured_outputs`; None where any text will do."""
+    """The mask for `response_format` or vLLM's `structured_outputs`; None if the answer is unconstrained."""
     rules = _outputs_rules(outputs) if outputs else None
     if wanted is not None and wanted.type != "text":
         if rules is not None:
@@ -45,7 +45,7 @@ def answer_mask(
 
 
 def call_mask(model: ServedModel, schemas: Mapping[str, Any], parallel: bool, thinking: bool) -> Mask:
-    """The mask that makes an answer a call of one of these tools, or with `parallel` several calls."""
+    """The mask that forces a call of one of these tools, or with `parallel` one or more calls."""
     opened, closed = _tag(model, OPEN), _tag(model, CLOSE)
     answer = f"answer: {opened} call {closed} {f'(NEWLINE {opened} call {closed})*' if parallel else ''}"
     return _tool_mask(
@@ -54,7 +54,7 @@ def call_mask(model: ServedModel, schemas: Mapping[str, Any], parallel: bool, th
 
 
 def strict_mask(model: ServedModel, schemas: Mapping[str, Any], strict: Collection[str]) -> Mask:
-    """The mask that leaves an answer free until a call begins, and holds the calls of strict tools to their schema."""
+    """The mask that leaves text unconstrained until a call begins, and holds calls of strict tools to their schema."""
     opened, closed = model.token_id(OPEN), model.token_id(CLOSE)
     if opened is None or closed is None:
         raise ApiError(
@@ -87,11 +87,11 @@ def strict_mask(model: ServedModel, schemas: Mapping[str, Any], strict: Collecti
 
 
 def _tool_mask(schemas: Mapping[str, Any], mask: Callable[[Mapping[str, Any]], Mask]) -> Mask:
-    """The mask for these tools; if there is none, an error that names the tool at fault."""
+    """The mask for these tools, or an error that names the tool at fault."""
     try:
         return mask(schemas)
     except ApiError as error:
-        if error.status != 400 or error.code == TOO_COMPLEX:  # to check each tool would take as long again and again
+        if error.status != 400 or error.code == TOO_COMPLEX:  # checking each tool would take as long again
             raise
         for name, schema in schemas.items() if len(schemas) > 1 else ():
             _tool_mask({name: schema}, mask)  # raises for that one
@@ -101,7 +101,7 @@ def _tool_mask(schemas: Mapping[str, Any], mask: Callable[[Mapping[str, Any]], M
 
 
 def _calls(model: ServedModel, schemas: Mapping[str, Any]) -> list[str]:
-    """Rules for `call`: what stands between the tags."""
+    """Grammar rules for `call`: what stands between the tags."""
     lines = [*COMMON_RULES, "call: " + " | ".join(f"call_{place}" for place in range(len(schemas)))]
     for place, (name, schema) in enumerate(schemas.items()):
         form = json_call if model.calls_in_json else xml_call
@@ -116,7 +116,7 @@ def _calls(model: ServedModel, schemas: Mapping[str, Any]) -> list[str]:
 
 
 def grammar_mask(model: ServedModel, rules: str, thinking: bool) -> Mask:
-    """`rules` define `answer`. While the model thinks, only the end of its answer is barred."""
+    """The mask for `rules`, which define `answer`. While the model thinks, only ending the answer is barred."""
     after = None
     if thinking:
         after = model.token_id(THOUGHT_END)
@@ -137,7 +137,7 @@ def _checked(grammar: Grammar) -> Grammar:
             400, f"The grammar has {len(grammar.lark):,} characters, and at most {LARGEST_GRAMMAR:,} are taken."
         )
     try:
-        problem = checked(grammar)
+        problem = check(grammar)
     except ChecksBusy as error:
         raise ApiError(503, str(error), retry_after=RETRY_S) from error
     except TooComplex as error:
@@ -177,7 +177,7 @@ def _json(schema: Any) -> str:
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
-    """A schema in a rule."""
+    """A JSON schema as part of a grammar rule, with a limit on its size."""
     try:
         text = json.dumps(schema)
     except (ValueError, RecursionError) as error:
@@ -188,7 +188,7 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def _tag(model: ServedModel, tag: str) -> str:
-    """A tag that is one token is named as such; grammars never spell those."""
+    """A tag as a grammar symbol: a special token is referred to by name, since grammars never spell those."""
     return tag if model.token_id(tag) is not None else _literal(tag)
 
 

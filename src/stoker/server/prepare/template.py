@@ -1,4 +1,4 @@
-"""Messages and tools of a request, as the model's chat template wants them."""
+"""Messages and tools of a request in the form that chat templates expect."""
 
 import json
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ IMAGE_PARTS = ("image", "image_url", "input_image")
 def template_messages(
     messages: Sequence[ChatMessage], most: int, omitted: list[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Checked, in the template's words: text only, tool arguments as objects, one system message in front.
+    """The messages, validated: text only, tool arguments as objects, one system message at the beginning.
 
-    A picture in the last message is refused. Earlier ones and those of tools are replaced by a note and added to
-    `omitted`: clients go on sending them, and no session should end for it.
+    A picture in the last message is refused. Earlier pictures, and those that tools returned, are replaced by a note
+    and added to `omitted`: clients send them again with every turn, and that should not end a session.
     """
     omitted = [] if omitted is None else omitted
     if not messages:
@@ -34,7 +34,7 @@ def template_messages(
         refused = place == newest and role != "tool"
         text = text_of(message.content, f"messages[{place}]", None if refused else omitted)
         if role == "system" and found and all(entry["role"] == "system" for entry in found):
-            found[-1]["content"] += "\n\n" + text  # templates take one
+            found[-1]["content"] += "\n\n" + text  # templates accept one system message
             continue
         entry: dict[str, Any] = {"role": role, "content": text}
         if role == "assistant":
@@ -60,12 +60,12 @@ def template_messages(
 
 
 def newest_message(roles: Sequence[str]) -> int:
-    """Of the last message that is no instruction, -1 if there is none."""
+    """The index of the last message that is not an instruction, or -1."""
     return max((place for place, role in enumerate(roles) if role not in ("system", "developer")), default=-1)
 
 
 def text_of(content: str | list[dict[str, Any]] | None, where: str, omitted: list[str] | None = None) -> str:
-    """The text of a message. For a part that is none see `part_text`."""
+    """The text of a message. `part_text` says what becomes of parts that are not text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -75,8 +75,8 @@ def text_of(content: str | list[dict[str, Any]] | None, where: str, omitted: lis
 
 
 def part_text(part: dict[str, Any], where: str, omitted: list[str] | None = None) -> str:
-    """The text of one part. One that is none, such as a picture, becomes a note and is added to `omitted`; without that
-    list it is refused, in words by which clients know what to leave out."""
+    """The text of one part. A part that is not text, such as a picture, becomes a note and is added to `omitted`. If
+    `omitted` is None it is refused, with the wording by which clients know what to leave out."""
     kind = part.get("type", "text")
     if kind in TEXT_PARTS:
         text = part.get("text", part.get("refusal"))
@@ -98,7 +98,7 @@ def part_text(part: dict[str, Any], where: str, omitted: list[str] | None = None
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    """Checked, as the template prints them; None where there are none."""
+    """The tools, validated, as templates print them; None if there are none."""
     if not tools:
         return None
     if len(tools) > MOST_TOOLS:
@@ -123,7 +123,7 @@ def tool_schemas(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
-    """Clients send JSON text; templates want the object."""
+    """The arguments of a call as an object: clients send JSON text."""
     if isinstance(arguments, dict):
         return arguments
     try:
