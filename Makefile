@@ -48,8 +48,7 @@ lossless: $(READY)  ## every token the same in twelve configurations; an hour or
 
 server: $(READY)  ## the server's long tests: 22,000 made-up requests, schemas, agents, hostile clients; half an hour or so
 	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_fuzz.py tests/server/test_bad_requests.py \
-		tests/server/test_structured.py tests/server/test_tool_schemas.py tests/server/test_hostile_grammars.py \
-		tests/server/test_large_bodies.py tests/server/test_chat_templates.py tests/agents
+		tests/server/prepare tests/server/endpoints/test_body.py tests/server/test_chat_templates.py tests/agents
 
 seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
 	$(BIN)/python -m tools.seeds docs/seeds.md

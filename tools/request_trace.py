@@ -203,7 +203,7 @@ def _parts(value: Any, depth: int = 4) -> list[Any]:
     if isinstance(value, list | tuple) and len(value) <= 16:
         inner = list(value)
     elif isinstance(value, torch.nn.Module):
-        inner = [*value._parameters.values(), *value._buffers.values()]
+        inner = [*vars(value).get("_parameters", {}).values(), *vars(value).get("_buffers", {}).values()]
         inner += [each for name, each in vars(value).items() if not name.startswith("_") and _is_record(each)]
     elif _is_record(value):
         inner = [getattr(value, field.name, None) for field in fields(value)] if is_dataclass(value) else []

@@ -17,7 +17,7 @@ import pytest
 from tests.agents.agents import ANSWER, CLAUDE_CODE, CODEX, COMMAND, LINE, OPENCODE, QWEN_CODE, Agent
 from tests.agents.network import loopback_only
 from tests.agents.scripted import write_scripted_checkpoint
-from tests.server.npm import installed
+from tests.server.clients.npm import installed
 from tests.server.running import Running
 
 PATIENCE_S = 240.0  # for one turn on a loaded machine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.pypi import interpreter
+from tests.server.clients.pypi import interpreter
 from tests.server.running import Running
 
 PACKAGES = ("litellm==1.106.2",)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.server.downloads import installed_once
+from tests.server.clients.downloads import installed_once
 
 
 def interpreter(*packages: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.pypi import interpreter
+from tests.server.clients.pypi import interpreter
 from tests.server.running import Running
 
 PACKAGES = ("instructor==1.17.0", "openai==3.3.0")

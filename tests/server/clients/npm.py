@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.downloads import installed_once
+from tests.server.clients.downloads import installed_once
 
 
 def installed(*packages: str) -> Path:

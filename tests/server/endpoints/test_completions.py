@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.running import Running, chat_body
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
 

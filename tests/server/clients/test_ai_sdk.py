@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.npm import installed
+from tests.server.clients.npm import installed
 from tests.server.running import Running
 
 PACKAGES = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")
