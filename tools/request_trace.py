@@ -142,7 +142,7 @@ def _ask(address: str) -> None:
 
 
 class Follower:
-    """Files whose frames hold a tensor by its name, by itself, or in a record or module of ours.
+    """Files whose frames hold a tensor by name, as a tensor, or in a record, table or module.
 
     While the model is loaded, what a function makes of the tensor counts as the tensor too; afterwards it does not.
     """
@@ -161,7 +161,7 @@ class Follower:
         if event == "return" and self.loading:
             for value in (*values, result):
                 self._claim(value)
-        named = self.loading and any(value == self._tensor for value in values if isinstance(value, str))
+        named = self.loading and any(_names(value, self._tensor) for value in values)
         holds = any(self._holds(value) for value in values)
         if named or holds:
             self.files.setdefault(frame.f_code.co_filename.removeprefix(OURS), frame.f_code.co_qualname)
@@ -176,22 +176,37 @@ class Follower:
             self._take(value[1:])
 
     def _take(self, value: Any) -> None:
-        import torch
-
-        for tensor in _parts(value):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                self._memory.add(tensor.untyped_storage().data_ptr())
-                self._kept.append(tensor)
+        for tensor in filter(_in_memory, _parts(value)):
+            self._memory.add(_address(tensor))
+            self._kept.append(tensor)
 
     def _holds(self, value: Any) -> bool:
-        import torch
+        return any(_in_memory(part) and _address(part) in self._memory for part in _parts(value))
 
-        return any(
-            isinstance(part, torch.Tensor)
-            and part.device.type == "cpu"
-            and part.untyped_storage().data_ptr() in self._memory
-            for part in _parts(value)
-        )
+
+def _in_memory(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _address(tensor: Any) -> int:
+    """Of a tensor's storage; oneDNN's own layouts have none that can be seen."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except NotImplementedError:
+        return id(tensor)
+
+
+def _names(value: Any, tensor: str, depth: int = 3) -> bool:
+    """Whether a value is the tensor's name, or a record or table with it."""
+    if isinstance(value, str) or not depth:
+        return bool(value == tensor)
+    if isinstance(value, dict):
+        return tensor in value or (len(value) <= 16 and any(_names(each, tensor, depth - 1) for each in value.values()))
+    if isinstance(value, list | tuple):
+        return len(value) <= 16 and any(_names(each, tensor, depth - 1) for each in value)
+    return is_dataclass(value) and _is_record(value) and _names(list(vars(value).values())[:16], tensor, depth)
 
 
 def _parts(value: Any, depth: int = 4) -> list[Any]:
