@@ -1,11 +1,14 @@
 """Ranges from a hub that cuts, lies, is busy, is closed, or has changed."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stoker.weights.hub import ATTEMPTS, Hub, HubError, default_token, parse_repository
+from stoker.weights.hub import ATTEMPTS, Hub, HubError, parse_repository
 from tests.checkpoint.build.stand_in_hub import COMMIT, Fault, StandInHub
 
 DATA = bytes(range(256)) * 40
@@ -20,7 +23,12 @@ def stand_in(tmp_path: Path) -> Iterator[StandInHub]:
         yield hub
 
 
-def hub_of(stand_in: StandInHub, slept: list[float] | None = None, token: str = "") -> Hub:
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def hub_of(stand_in: StandInHub, slept: list[float] | None = None, token: str | bool = False) -> Hub:
     naps: list[float] = [] if slept is None else slept
     return Hub(stand_in.repository, "main", endpoint=stand_in.endpoint, token=token, sleep=naps.append)
 
@@ -108,7 +116,7 @@ def test_404_asks_to_check_the_name(stand_in: StandInHub) -> None:
     with pytest.raises(HubError, match=r"has no owner/model/absent\.json"):
         hub.json_file("absent.json")
     with pytest.raises(HubError, match=r"has no owner/other@main"):
-        Hub("owner/other", "main", endpoint=stand_in.endpoint, token="").pin()
+        Hub("owner/other", "main", endpoint=stand_in.endpoint, token=False).pin()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +148,7 @@ def test_a_file_that_shrank_is_refused(stand_in: StandInHub) -> None:
 
 
 def test_a_hub_that_is_not_there_is_a_sentence() -> None:
-    hub = Hub("owner/model", "main", endpoint="http://127.0.0.1:9", token="", sleep=lambda seconds: None)
+    hub = Hub("owner/model", "main", endpoint="http://127.0.0.1:9", token=False, sleep=lambda seconds: None)
     with pytest.raises(HubError, match="cannot be reached"):
         hub.pin()
 
@@ -153,20 +161,40 @@ def test_names_of_repositories() -> None:
             parse_repository(text)
 
 
-def test_the_token_comes_from_the_environment_or_the_file_of_the_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HF_TOKEN", "HF_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert default_token() == ""
-    (tmp_path / "token").write_text("from-file\n")
-    assert default_token() == "from-file"
-    monkeypatch.setenv("HF_TOKEN", "from-environment")
-    assert default_token() == "from-environment"
-    assert "from-environment" not in repr(Hub("a/b", "main"))
+def run_with(environment: dict[str, str], home: Path) -> str:
+    """What a process with this environment says of a hub: huggingface_hub reads its settings once, when imported."""
+    program = """
+from stoker.weights.hub import Hub, HubError
+hub = Hub("owner/model", "main", sleep=lambda seconds: None)
+assert "secret" not in repr(hub)
+try:
+    print(sorted(hub.pin()), hub.json_file("config.json"))
+except HubError as error:
+    print(error)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=kept | {"HF_HOME": str(home)} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
 
 
-def test_the_endpoint_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example/")
-    assert Hub("a/b", "main", token="").endpoint == "http://mirror.example"
+def test_endpoint_token_cache_and_offline_mode_come_from_the_environment(stand_in: StandInHub, tmp_path: Path) -> None:
+    stand_in.token, home = "secret", tmp_path / "home"
+    home.mkdir()
+    there = {"HF_ENDPOINT": stand_in.endpoint}
+    assert f"{stand_in.endpoint} refused owner/model@main (status 401, no token was given)" in run_with(there, home)
+    assert "the token was not accepted" in run_with(there | {"HF_TOKEN": "wrong"}, home)
+    assert "{'model_type': 'x'}" in run_with(there | {"HF_TOKEN": "secret"}, home)
+    assert list(home.glob("hub/models--owner--model/snapshots/*/config.json"))
+    (home / "token").write_text("secret")  # as `hf auth login` leaves it
+    assert "{'model_type': 'x'}" in run_with(there, home)
+    asked = len(stand_in.requests)
+    assert "HF_HUB_OFFLINE is set, so owner/model@main cannot be fetched" in run_with(
+        there | {"HF_HUB_OFFLINE": "1"}, home
+    )
+    assert len(stand_in.requests) == asked

@@ -1,34 +1,37 @@
-"""Parts of files on a Hugging Face hub, by HTTP range: retried, resumed, and refused when they do not add up. No torch.
+"""A repository on a Hugging Face hub, at one commit: small files whole, large ones in parts. No torch.
 
-Standard library only. Knows requests, lengths and answers; which tensors are wanted is `build.fetch`'s business.
+huggingface_hub knows endpoint, token, cache, listing and downloads (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE).
+What it lacks is here: ranges of bytes that go on where a connection broke, checked against what was asked for.
 """
 
 import email.utils
-import http.client
-import os
 import re
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from email.message import Message
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker.errors import StokerError
-from stoker.weights.json_file import parse_json
+from huggingface_hub import HfApi, get_session, hf_hub_url
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,  # httpx's in release 1, httpx2's in release 2
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
-ENDPOINT = "https://huggingface.co"
-CHUNK = 1 << 20  # bytes handed on at a time
+import stoker
+from stoker.errors import StokerError
+from stoker.weights.json_file import read_json
+
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 6  # in a row without progress
 LONGEST_WAIT = 300.0  # seconds; a server that asks for more is left alone
-LARGEST_JSON = 256 << 20
 LOGIN = "log in with `hf auth login` (or set HF_TOKEN) and accept the model's terms on its page"
-T = TypeVar("T")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+FAILURES = (HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled)
+T = TypeVar("T")
 
 
 class HubError(StokerError):
@@ -60,45 +63,45 @@ def parse_repository(text: str) -> tuple[str, str]:
     return name, revision or "main"
 
 
-def default_token() -> str:
-    """HF_TOKEN, or what `hf auth login` wrote."""
-    if token := os.environ.get("HF_TOKEN", "").strip():
-        return token
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 @dataclass
 class Hub:
     """One repository at one revision."""
 
     repository: str
     revision: str
-    endpoint: str = field(default_factory=lambda: os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT)
-    token: str = field(default_factory=default_token, repr=False)
+    endpoint: str | None = None  # None: HF_ENDPOINT, or the public hub
+    token: str | bool | None = field(default=None, repr=False)  # None: HF_TOKEN or the login's; False: none
     sleep: Callable[[float], None] = time.sleep
-    fetched: int = 0  # bytes of bodies received
+
+    def __post_init__(self) -> None:
+        self._api = HfApi(self.endpoint, self.token, library_name="stoker", library_version=stoker.__version__)
+        disable_progress_bars("huggingface_hub.http_get")  # the build shows its own
 
     def pin(self) -> list[str]:
         """Turn a branch into the commit it stands at, so that all requests see the same files; returns their names."""
-        url = f"{self.endpoint}/api/models/{self.repository}/revision/{urllib.parse.quote(self.revision, safe='')}"
-        answer = self._json(url, f"{self.repository}@{self.revision}")
-        sha, siblings = answer.get("sha"), answer.get("siblings")
-        if not isinstance(sha, str) or not isinstance(siblings, list):
-            raise HubError(f"{self.endpoint} gave no commit and file list for {self.repository}@{self.revision}.")
-        self.revision = sha
-        return [str(entry["rfilename"]) for entry in siblings if isinstance(entry, dict) and "rfilename" in entry]
+        what = f"{self.repository}@{self.revision}"
+        try:
+            info = self._retry(
+                what, lambda: self._api.model_info(self.repository, revision=self.revision, timeout=TIMEOUT)
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise HubError(f"{self._api.endpoint} gave no description of {what} that makes sense ({error}).") from None
+        if not isinstance(info.sha, str) or info.siblings is None:
+            raise HubError(f"{self._api.endpoint} gave no commit and file list for {what}.")
+        self.revision = info.sha
+        return [file.rfilename for file in info.siblings]
 
     def json_file(self, name: str) -> dict[str, Any]:
-        return self._json(self._url(name), f"{self.repository}/{name}")
+        """A small file, by way of the cache that all tools of the hub share."""
+        path = self._retry(
+            self._what(name),
+            lambda: self._api.hf_hub_download(self.repository, name, revision=self.revision, etag_timeout=TIMEOUT),
+        )
+        return read_json(Path(path))
 
     def stat(self, name: str) -> RemoteFile:
         """Size and etag, from the answer to a request for the first byte."""
-        return self._retry(lambda: self._first_byte(name))
+        return self._retry(self._what(name), lambda: self._first_byte(name))
 
     def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
         return b"".join(self.stream(file, start, stop))
@@ -108,156 +111,131 @@ class Hub:
         position, failures = start, 0
         while position < stop:
             try:
-                for data in self._range(file, position, stop):
+                for data in self._range(file.name, position, stop, file):
+                    data = data[: stop - position]
                     position += len(data)
                     failures = 0
                     yield data
                 if position < stop:
                     raise _TryAgain(f"the connection was cut after {position - start:,} of {stop - start:,} bytes")
-            except _TryAgain as error:
+            except (_TryAgain, *FAILURES) as error:
                 failures += 1
-                self._back_off(error, failures)
-
-    def _range(self, file: RemoteFile, start: int, stop: int) -> Iterator[bytes]:
-        with self._open(self._url(file.name), f"{self.repository}/{file.name}", start, stop) as answer:
-            found = self._check_range(answer, file.name, start, stop)
-            if found != file:
-                raise HubError(
-                    f"{self.repository}/{file.name} changed while it was read (size {file.size:,} and etag {file.etag} "
-                    f"before, {found.size:,} and {found.etag} now); start again."
-                )
-            left = stop - start
-            while left:
-                data = _read_some(answer, min(CHUNK, left))
-                if not data:
-                    return
-                left -= len(data)
-                self.fetched += len(data)
-                yield data
+                self._back_off(self._what(file.name), error, failures)
 
     def _first_byte(self, name: str) -> RemoteFile:
-        with self._open(self._url(name), f"{self.repository}/{name}", 0, 1) as answer:
-            file = self._check_range(answer, name, 0, 1)
-            self.fetched += len(_read_some(answer, 1))
-            return file
+        found: list[RemoteFile] = []
+        for _ in self._range(name, 0, 1, seen=found.append):
+            pass
+        return found[0]
 
-    def _check_range(self, answer: http.client.HTTPResponse, name: str, start: int, stop: int) -> RemoteFile:
+    def _range(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        expected: RemoteFile | None = None,
+        seen: Callable[[RemoteFile], None] = lambda file: None,
+    ) -> Iterator[bytes]:
+        """One request: the bytes as they arrive, once the answer has been checked against `expected`."""
+        url = hf_hub_url(self.repository, name, revision=self.revision, endpoint=self._api.endpoint)
+        headers = {**self._headers(), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as answer:
+            if url.startswith("https:") and answer.url.scheme != "https":
+                raise HubError(f"{self._api.endpoint} redirects {name} to an unprotected address; nothing is read.")
+            if answer.status_code >= 300:
+                raise self._refusal(answer.status_code, answer.headers, self._what(name))
+            file = self._check_range(answer.status_code, answer.headers, name, start, stop)
+            if expected and file != expected:
+                raise HubError(
+                    f"{self._what(name)} changed while it was read (size {expected.size:,} and etag {expected.etag} "
+                    f"before, {file.size:,} and {file.etag} now); start again."
+                )
+            seen(file)
+            yield from answer.iter_raw()
+
+    def _check_range(self, status: int, headers: Mapping[str, str], name: str, start: int, stop: int) -> RemoteFile:
         """The answer must be the range asked for, of a file whose size it tells."""
-        if answer.status != 206:
+        if status != 206:
             raise HubError(
-                f"{self.endpoint} answered a request for {stop - start:,} bytes of {name} with the whole file "
-                f"(status {answer.status}); it does not serve ranges, so fetch the repository with hf download."
+                f"{self._api.endpoint} answered a request for {stop - start:,} bytes of {name} with the whole file "
+                f"(status {status}); it does not serve ranges, so fetch the repository with hf download."
             )
-        given = answer.headers.get("Content-Range") or ""
+        given, length = headers.get("Content-Range") or "", headers.get("Content-Length")
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", given.strip())
-        length = answer.headers.get("Content-Length")
         asked = (start, stop - 1)
         if not match or (int(match[1]), int(match[2])) != asked or length not in (None, str(stop - start)):
             raise HubError(
-                f"{self.endpoint} was asked for bytes {start}-{stop - 1} of {name} and answered "
+                f"{self._api.endpoint} was asked for bytes {start}-{stop - 1} of {name} and answered "
                 f"{given or 'no range'} with {length or 'unknown'} bytes; nothing of it is used."
             )
-        return RemoteFile(name, int(match[3]), answer.headers.get("ETag") or "")
+        return RemoteFile(name, int(match[3]), headers.get("ETag") or "")
 
-    def _json(self, url: str, what: str) -> dict[str, Any]:
-        def once() -> bytes:
-            with self._open(url, what) as answer:
-                data = b""
-                while len(data) <= LARGEST_JSON and (more := _read_some(answer, CHUNK)):
-                    data += more
-                expected = answer.headers.get("Content-Length")
-                if expected is not None and int(expected) != len(data):
-                    raise _TryAgain(f"{what} was cut after {len(data):,} of {int(expected):,} bytes")
-                self.fetched += len(data)
-                return data
+    def _what(self, name: str) -> str:
+        return f"{self.repository}/{name}"
 
-        try:
-            raw = parse_json(self._retry(once))
-        except ValueError as error:
-            raise HubError(f"{what} at {self.endpoint} is not valid JSON ({error}).") from None
-        if not isinstance(raw, dict):
-            raise HubError(f"{what} at {self.endpoint} is a JSON {type(raw).__name__}, expected an object.")
-        return raw
+    def _headers(self) -> dict[str, str]:
+        return build_hf_headers(token=self.token, library_name="stoker", library_version=stoker.__version__)
 
-    def _url(self, name: str) -> str:
-        return f"{self.endpoint}/{self.repository}/resolve/{self.revision}/{urllib.parse.quote(name)}"
-
-    def _open(self, url: str, what: str, start: int | None = None, stop: int = 0) -> http.client.HTTPResponse:
-        request = urllib.request.Request(url, headers={"User-Agent": "stoker", "Accept-Encoding": "identity"})
-        if self.token:
-            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
-        if start is not None:
-            request.add_header("Range", f"bytes={start}-{stop - 1}")
-        try:
-            answer: http.client.HTTPResponse = _OPENER.open(request, timeout=TIMEOUT)
-            return answer
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise self._refusal(error.code, error.headers, what) from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            raise _TryAgain(f"{self.endpoint} cannot be reached ({getattr(error, 'reason', error)})") from None
-
-    def _refusal(self, status: int, headers: Message, what: str) -> Exception:
+    def _refusal(self, status: int, headers: Mapping[str, str], what: str) -> Exception:
+        endpoint = self._api.endpoint
         if status in (401, 403):
-            seen = "the token was not accepted" if self.token else "no token was given"
+            given = "authorization" in self._headers()
+            seen = "the token was not accepted" if given else "no token was given"
             return HubError(
-                f"{self.endpoint} refused {what} (status {status}, {seen}): it is private, gated or not there. "
+                f"{endpoint} refused {what} (status {status}, {seen}): it is private, gated or not there. "
                 f"Check the name, or {LOGIN}."
             )
         if status == 404:
-            return HubError(f"{self.endpoint} has no {what} (revision {self.revision}); check name and revision.")
+            return HubError(f"{endpoint} has no {what} (revision {self.revision}); check name and revision.")
         if status == 416:
             return HubError(f"{what} is shorter than its own header says (status 416); it is damaged or has changed.")
         if status in (408, 429) or status >= 500:
-            return _TryAgain(f"{self.endpoint} answered {what} with status {status}", _retry_after(headers))
-        return HubError(f"{self.endpoint} answered {what} with status {status}.")
+            return _TryAgain(f"{endpoint} answered {what} with status {status}", _retry_after(headers))
+        return HubError(f"{endpoint} answered {what} with status {status}.")
 
-    def _retry(self, once: Callable[[], T]) -> T:
+    def _retry(self, what: str, once: Callable[[], T]) -> T:
         failures = 0
         while True:
             try:
                 return once()
-            except _TryAgain as error:
+            except (_TryAgain, *FAILURES) as error:
                 failures += 1
-                self._back_off(error, failures)
+                self._back_off(what, error, failures)
 
-    def _back_off(self, error: _TryAgain, failures: int) -> None:
+    def _back_off(self, what: str, error: Exception, failures: int) -> None:
+        """Waits before the next attempt; raises where there is no point in one."""
+        reason = self._reason(what, error)
+        if not isinstance(reason, _TryAgain):
+            raise reason from None
         if failures >= ATTEMPTS:
-            raise HubError(f"{error}, {failures} times in a row; run the same command later to go on from here.")
-        wait = error.wait if error.wait is not None else float(2 ** (failures - 1))
+            raise HubError(
+                f"{reason}, {failures} times in a row; run the same command later to go on from here."
+            ) from None
+        wait = reason.wait if reason.wait is not None else float(2 ** (failures - 1))
         if wait > LONGEST_WAIT:
-            raise HubError(f"{error} and asks to wait {wait:,.0f} s; run the same command then to go on from here.")
+            raise HubError(
+                f"{reason} and asks to wait {wait:,.0f} s; run the same command then to go on from here."
+            ) from None
         self.sleep(wait)
 
-
-class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https only, never from https down to http, and shows the token to no other host."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        scheme = urllib.parse.urlsplit(newurl).scheme
-        if scheme not in ("http", "https") or (req.type == "https" and scheme != "https"):
-            raise HubError(f"{req.host} redirects to {newurl!r:.80}, which is not followed.")
-        following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if following and following.host == req.host and req.has_header("Authorization"):
-            following.add_unredirected_header("Authorization", str(req.get_header("Authorization")))
-        return following
-
-
-_OPENER = urllib.request.build_opener(_SameScheme)
+    def _reason(self, what: str, error: BaseException) -> Exception:
+        """A failure in our words: _TryAgain where it may pass."""
+        if isinstance(error, LocalEntryNotFoundError) and error.__cause__:  # "nor is it in the cache"
+            error = error.__cause__
+        if isinstance(error, _TryAgain):
+            return error
+        if isinstance(error, OfflineModeIsEnabled):
+            return HubError(
+                f"HF_HUB_OFFLINE is set, so {what} cannot be fetched; unset it, or name a directory instead of hf:REPO."
+            )
+        if isinstance(error, HfHubHTTPError):
+            return self._refusal(error.response.status_code, error.response.headers, what)
+        if isinstance(error, HTTPError):
+            return _TryAgain(f"{self._api.endpoint} cannot be reached ({error or type(error).__name__})")
+        return HubError(f"{self._api.endpoint} did not give {what}: {str(error).splitlines()[0]}")
 
 
-def _read_some(answer: http.client.HTTPResponse, count: int) -> bytes:
-    try:
-        return answer.read(count)
-    except http.client.IncompleteRead as error:
-        return error.partial
-    except (http.client.HTTPException, OSError):
-        return b""  # what is missing is asked for again
-
-
-def _retry_after(headers: Message) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     text = (headers.get("Retry-After") or "").strip()
     if text.isdigit():
         return float(text)

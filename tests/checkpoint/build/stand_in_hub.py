@@ -74,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         hub = self.stand_in
         authorization = self.headers.get("Authorization")
@@ -85,21 +88,24 @@ class _Handler(BaseHTTPRequestHandler):
             if fault := hub.fault_for("api"):
                 return self._answer(fault.status, b"", fault.headers)
             files = [{"rfilename": path.name} for path in sorted(hub.directory.iterdir())]
-            return self._answer(200, json.dumps({"sha": hub.commit, "siblings": files}).encode())
+            info = {"id": hub.repository, "sha": hub.commit, "siblings": files}
+            return self._answer(200, json.dumps(info).encode())
         match = re.fullmatch(rf"/{hub.repository}/resolve/([^/]+)/(.+)|/cdn/(.+)", self.path)
         name = (match[2] or match[3]) if match else ""
         path = hub.directory / name
         if not match or not path.is_file() or match[1] not in (hub.commit, None):
             return self._answer(404, b"")
         if hub.redirect and not on_cdn:
-            return self._answer(302, b"", {"Location": f"http://localhost:{hub.port}/cdn/{name}"})
+            headers = {"Location": f"http://localhost:{hub.port}/cdn/{name}", "X-Repo-Commit": hub.commit}
+            linked = {"X-Linked-Size": str(path.stat().st_size), "X-Linked-ETag": f'"{name}"'}
+            return self._answer(302, b"", headers | linked)
         return self._file(path, hub.fault_for(name) or Fault())
 
     def _file(self, path: Path, fault: Fault) -> None:
         if fault.status:
             return self._answer(fault.status, b"", fault.headers)
         data = path.read_bytes()
-        headers = {"ETag": fault.etag or f'"{path.name}-{len(data)}"'}
+        headers = {"ETag": fault.etag or f'"{path.name}-{len(data)}"', "X-Repo-Commit": self.stand_in.commit}
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         if not asked or fault.whole:
             return self._answer(200, data, headers)
@@ -116,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[:keep])
+        if self.command != "HEAD":
+            self.wfile.write(body[:keep])
         if keep is not None:
             self.wfile.flush()
             self.close_connection = True

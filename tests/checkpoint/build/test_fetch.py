@@ -26,6 +26,11 @@ def _in_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.checkpoint.build.fetch.SYNC", 1000)
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def stand_in(copy_of: CopyOf) -> Iterator[StandInHub]:
     with StandInHub(copy_of("qwen_fp8")).running() as hub:
@@ -34,7 +39,7 @@ def stand_in(copy_of: CopyOf) -> Iterator[StandInHub]:
 
 def reach(stand_in: StandInHub) -> MakeHub:
     def make(repository: str, revision: str) -> Hub:
-        return Hub(repository, revision, endpoint=stand_in.endpoint, token="", sleep=lambda seconds: None)
+        return Hub(repository, revision, endpoint=stand_in.endpoint, token=False, sleep=lambda seconds: None)
 
     return make
 

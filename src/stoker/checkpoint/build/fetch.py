@@ -40,12 +40,17 @@ class _Part:
 
 
 def fetch(
-    option: str, where: str, wanted: Wanted, fetched: Path, make_hub: MakeHub = Hub, progress: Progress | None = None
+    option: str,
+    where: str,
+    wanted: Wanted,
+    fetched: Path,
+    make_hub: MakeHub | None = None,
+    progress: Progress | None = None,
 ) -> Source:
     """The wanted tensors of hf:REPO[@REVISION], and the names of all others for the account."""
     repository, revision = parse_repository(where)
     directory = fetched / f"{option.strip('-')}-{repository.replace('/', '--')}@{revision.replace('/', '--')}"
-    hub = make_hub(repository, _pinned(directory) or revision)
+    hub = (make_hub or Hub)(repository, _pinned(directory) or revision)
     files = hub.pin()
     _remember(directory, hub.revision)
     index = hub.json_file(INDEX) if INDEX in files else {}

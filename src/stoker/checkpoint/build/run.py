@@ -6,12 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.checkpoint.build.convert import block_elements
 from stoker.checkpoint.build.describe import drafter_config, result_config
 from stoker.checkpoint.build.drafter import FOLDER, drafter_units
 from stoker.checkpoint.build.extras import copy_files, sort_files
-from stoker.checkpoint.build.fetch import MakeHub, fetch
 from stoker.checkpoint.build.manifest import MANIFEST, Report, index, json_bytes, manifest, state
 from stoker.checkpoint.build.plan import Sources, header_of, make_plan
 from stoker.checkpoint.build.recipe import FP8, HUB, MEMORY, SMALLEST_MEMORY, Recipe, RecipeError, show_bytes
@@ -21,10 +21,12 @@ from stoker.checkpoint.build.sources import Source, open_local
 from stoker.checkpoint.build.workspace import Workspace, WorkspaceError, write_synced
 from stoker.weights.checkpoint import INDEX, quantization_config
 from stoker.weights.groups import SHARED, group_of
-from stoker.weights.hub import Hub
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.names import is_mtp
+
+if TYPE_CHECKING:
+    from stoker.checkpoint.build.fetch import MakeHub
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # phase, bytes so far, bytes in all
@@ -53,7 +55,7 @@ def build(
     force: bool = False,
     say: Say = lambda line: None,
     progress: Progress = lambda phase, done, total: None,
-    make_hub: MakeHub = Hub,
+    make_hub: "MakeHub | None" = None,
 ) -> Report:
     """Carry a recipe out, or go on with it where an earlier run was interrupted."""
     recipe.check()
@@ -93,13 +95,15 @@ def _refuse_overlap(out: Path, recipe: Recipe) -> None:
 
 
 def _open_all(
-    recipe: Recipe, base: Source, workspace: Workspace, say: Say, progress: Progress, make_hub: MakeHub
+    recipe: Recipe, base: Source, workspace: Workspace, say: Say, progress: Progress, make_hub: "MakeHub | None"
 ) -> Sources:
     def opened(option: str, where: str, wanted: Callable[[str], bool]) -> Source | None:
         if not where or where == FP8:
             return None
         if not where.startswith(HUB):
             return open_local(option, where)
+
+        from stoker.checkpoint.build.fetch import fetch  # and huggingface_hub, half a second
 
         def show(done: int, total: int) -> None:
             progress(f"fetching {option}", done, total)
