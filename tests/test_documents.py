@@ -1,4 +1,6 @@
-"""Documents keep their word: links lead somewhere, results they name exist, and no result is kept that none names."""
+"""Documents keep their word: links lead somewhere, and the files and results that they name exist.
+
+No result is kept that no document names."""
 
 import re
 from pathlib import Path
@@ -15,6 +17,10 @@ NAMED = re.compile(
     rf"benchmarks/results/([\w.-]+?{ENDING})|\b([a-z]\w*(?:-\w+)*?-(?:20\d\d-\d\d-\d\d|[0-9a-f]{{7}})[\w-]*{ENDING})"
 )
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
+# A path of code with a folder before it, and what `python -m` runs.
+CODE = re.compile(r"(?<![\w./~:-])((?:[\w-]+/)+[\w-]+\.(?:py|toml|csv|jinja))\b")
+MODULE = re.compile(r"python3? -m ((?:benchmarks|training|tests|tools)[\w.]*)")
+PAST = {"CHANGELOG.md", "architecture.md"}  # they may name files that have moved, as entries of the log may
 
 
 def prose(path: Path) -> str:
@@ -44,6 +50,22 @@ def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
 def test_every_result_that_a_document_names_is_kept(path: Path) -> None:
     missing = [name for name in sorted(named(path.read_text(encoding="utf-8"))) if not (RESULTS / name).exists()]
     assert not missing, f"not in benchmarks/results: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in DOCUMENTS if path.parent.name != "log" and path.name not in PAST],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_file_that_a_document_names_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    modules = {module.strip(".").replace(".", "/") for module in MODULE.findall(text)}
+    folders = (ROOT, ROOT / "src" / "stoker", path.parent)
+    missing = [name for name in CODE.findall(text) if not any((folder / name).exists() for folder in folders)]
+    missing += [
+        name for name in modules if not ((ROOT / f"{name}.py").exists() or (ROOT / name / "__main__.py").exists())
+    ]
+    assert not missing, f"named but not there: {', '.join(sorted(missing))}"
 
 
 def test_every_kept_result_is_named_in_a_document() -> None:
