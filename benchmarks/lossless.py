@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.load import load_model
 from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.demo import EMBEDDED, prompts
@@ -157,11 +158,10 @@ class Model:
 
     def _engine(self, config: EngineConfig, choice: DraftChoice) -> Engine:
         if self._weights is None:
-            return Engine(self.model, config, choice.build(self.model, self.directory, config.pages, config.slots))
+            return Engine(config, *cpu_backend(self.model, config, choice, self.directory))
         from stoker.backends.gpu.build import gpu_backend
 
-        backend, drafter = gpu_backend(self.model, config, choice, self.directory, self._weights)
-        return Engine(self.model, config, drafter, None, backend)
+        return Engine(config, *gpu_backend(self.model, config, choice, self.directory, self._weights))
 
 
 def _run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.backend import CpuBackend
 from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import Cache, KVPages
 from stoker.backends.cpu.dflash import DFlash
@@ -53,7 +54,8 @@ class Served:
         stops = self.config.eos_token_ids
         each = -(-(max(len(prompt) for prompt in prompts) + max_tokens) // PAGE_SIZE) + 1
         slots = min(SLOTS, len(prompts))
-        engine = Engine(self.model, EngineConfig(pages=slots * each, slots=slots, max_depth=0))
+        config = EngineConfig(pages=slots * each, slots=slots, max_depth=0)
+        engine = Engine(config, CpuBackend(self.model, config))
         ids = [engine.submit(prompt, Sampling(max_tokens=max_tokens, stop_ids=stops)) for prompt in prompts]
         made: dict[int, list[int]] = {number: [] for number in ids}
         while not engine.idle:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from stoker.backends.cpu.batch import Batch, Run
+from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import Experts
@@ -34,8 +35,7 @@ from stoker.backends.cpu.load import load_model
 from stoker.backends.cpu.modules import Fused
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.demo import checkpoint_at, prompts
-from stoker.engine.config import EngineConfig
-from stoker.engine.engine import Engine
+from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO
 from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
@@ -97,8 +97,9 @@ def stoker_way(
     choice = DraftChoice.parse(draft)
     longest = max(map(len, texts)) + tokens
     pages = together * (-(-longest // PAGE_SIZE) + 1)
-    drafter = choice.build(model, directory, pages, together)
-    engine = Engine(model, EngineConfig(pages=pages, slots=together, max_depth=choice.depth), drafter)
+    config = EngineConfig(pages=pages, slots=together, max_depth=choice.depth)
+    backend, drafter = cpu_backend(model, config, choice, directory)
+    engine = Engine(config, backend, drafter)
     depth = AUTO if choice.adaptive else choice.depth
 
     def run(members: Sequence[list[int]]) -> tuple[int, float, int]:

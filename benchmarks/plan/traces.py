@@ -23,6 +23,7 @@ from torch import Tensor
 from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.cpu.experts import SparseMlp
 from stoker.backends.cpu.load import load_drafter, load_model
 from stoker.backends.family import PAGE_SIZE, Family
@@ -118,8 +119,15 @@ def distinct_experts(model: Decoder, start: int, stop: int) -> list[float]:
 
 
 class Recorder:
-    def __init__(self, model: Decoder, drafters: dict[str, Drafter], pages: int, slots: int) -> None:
-        self.model, self.drafters = model, drafters
+    def __init__(
+        self,
+        model: Decoder,
+        drafters: dict[str, Drafter],
+        networks: Sequence[CpuMtp | CpuDFlash],
+        pages: int,
+        slots: int,
+    ) -> None:
+        self.model, self.drafters, self.networks = model, drafters, networks
         weight = model.embed_tokens.weight
         self._cache = Cache.allocate(
             model.config,
@@ -129,7 +137,7 @@ class Recorder:
             dtype=weight.dtype,
             device=weight.device,
         )
-        self._taps = next((d.taps for d in drafters.values() if d.taps), ())
+        self._taps = next((network.taps for network in networks if network.taps), ())
 
     @torch.inference_mode()
     def record(self, tasks: Sequence[Task]) -> list[_Sequence]:
@@ -140,6 +148,8 @@ class Recorder:
             self._cache.reset(slot)
             for drafter in self.drafters.values():
                 drafter.reset(slot)
+            for network in self.networks:
+                network.reset(slot)
             pages = list(range(slot * each, (slot + 1) * each))
             sequence = _Sequence(task, slot, pages, [], {n: [] for n in self.drafters}, {n: [] for n in self.drafters})
             self._prefill(sequence)
@@ -157,8 +167,8 @@ class Recorder:
         hidden, taps = self.model(batch, self._cache, self._taps)
         self._emit(sequence, self.model.logits(hidden[-1:]))
         following = torch.tensor([*prompt[1:], sequence.output[0]], device=hidden.device)
-        for drafter in self.drafters.values():
-            drafter.observe(batch, hidden, taps, following)
+        for network in self.networks:
+            network.observe(batch, hidden, taps, following)
 
     def _step(self, live: list[_Sequence], replay: int) -> None:
         for name, drafter in self.drafters.items():
@@ -184,8 +194,8 @@ class Recorder:
         following = torch.tensor([s.output[-1] for s in live], device=hidden.device)
         kept = torch.zeros(batch.num_tokens, dtype=torch.bool, device=hidden.device)
         kept[newest] = True
-        for drafter in self.drafters.values():
-            drafter.observe(batch.select(kept), hidden[kept], taps[kept], following)
+        for network in self.networks:
+            network.observe(batch.select(kept), hidden[kept], taps[kept], following)
 
     def _emit(self, sequence: _Sequence, logits: Tensor) -> None:
         task, output = sequence.task, sequence.output
@@ -260,13 +270,17 @@ def main() -> None:
     longest = max(len(t.prompt) + t.tokens for t in tasks)
     pages = TOGETHER * (-(-(longest + 1 + max(DEPTHS.values())) // PAGE_SIZE))
     folder = options.drafter or next((p for n in ("drafter", "dflash") if (p := options.model / n).is_dir()), None)
+    networks: list[CpuMtp | CpuDFlash] = []
     drafters: dict[str, Drafter] = {"lookup": LookupDrafter(DEPTHS["lookup"])}
     if model.mtp is not None:
-        drafters["mtp"] = MtpDrafter(model, pages, TOGETHER, DEPTHS["mtp"])
+        mtp = CpuMtp(model, pages, TOGETHER)
+        networks.append(mtp)
+        drafters["mtp"] = MtpDrafter(mtp, DEPTHS["mtp"])
     if folder:
-        network = load_drafter(folder, model.config, model.embed_tokens.weight.dtype)
-        drafters["dflash"] = DFlashDrafter(model, network, pages, DEPTHS["dflash"])
-    recorder = Recorder(model, drafters, pages, TOGETHER)
+        dflash = CpuDFlash(model, load_drafter(folder, model.config, model.embed_tokens.weight.dtype), pages)
+        networks.append(dflash)
+        drafters["dflash"] = DFlashDrafter(dflash, DEPTHS["dflash"])
+    recorder = Recorder(model, drafters, networks, pages, TOGETHER)
     moe = model.config.moe
     options.out.parent.mkdir(parents=True, exist_ok=True)
     sequences: list[_Sequence] = []

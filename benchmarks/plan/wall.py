@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.plan.traces import Task, tasks_of
+from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.load import load_model
 from stoker.backends.family import PAGE_SIZE
 from stoker.engine.config import EngineConfig
@@ -66,8 +67,9 @@ def measure(model: Path, data: Path, texts: int, tokens: int, rounds: int) -> di
     ways: dict[str, Way] = {}
     for draft in DRAFTS:
         choice = DraftChoice.parse(draft)
-        drafter = choice.build(loaded, model, pages, 1)
-        ways[draft] = Way(Engine(loaded, EngineConfig(pages=pages, slots=1, max_depth=choice.depth), drafter), choice)
+        config = EngineConfig(pages=pages, slots=1, max_depth=choice.depth)
+        backend, drafter = cpu_backend(loaded, config, choice, model)
+        ways[draft] = Way(Engine(config, backend, drafter), choice)
     numbered = list(enumerate(tasks))
     kinds = list(dict.fromkeys(task.kind for task in tasks))
     ways[PLAIN].run("warm-up", numbered[:1])

@@ -13,9 +13,10 @@ import time
 from dataclasses import asdict, dataclass
 
 import torch
+from tests.engine.drive import engine_on
 from tests.engine.mock import VOCAB, MockDrafter, MockModel
 
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.sampling.settings import Sampling
 
 WARM_UP = 20
@@ -56,7 +57,7 @@ def measure(case: Case, steps: int) -> Result:
     tokens = (steps + WARM_UP + 10) * (case.depth + 1)
     pages = case.batch * (-(-(case.context + tokens) // 64) + 1)
     config = EngineConfig(pages, case.batch, case.depth, prefill_budget=1 << 16, checkpoints=case.checkpoints)
-    engine = Engine(model.decoder, config, drafter if case.depth else None)
+    engine = engine_on(model.decoder, config, drafter if case.depth else None)
     for index in range(case.batch):
         prompt = [(index + place) % VOCAB for place in range(case.context)]
         engine.submit(prompt, Sampling(max_tokens=tokens, temperature=case.temperature, top_k=20), case.depth)

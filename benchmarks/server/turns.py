@@ -15,6 +15,7 @@ from itertools import takewhile
 
 import torch
 
+from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_model
 from stoker.backends.family import PAGE_SIZE
@@ -24,7 +25,7 @@ from stoker.engine.prefix_cache import message_boundaries
 from stoker.engine.request import Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
-from stoker.speculate.mtp import MtpDrafter
+from stoker.speculate.choice import DraftChoice
 
 DEPTH = 3
 
@@ -43,7 +44,7 @@ class Turn:
 def new_engine(model: Decoder, tokens: int, checkpoints: int) -> Engine:
     pages = 2 * (-(-tokens // PAGE_SIZE)) + 1
     config = EngineConfig(pages, slots=1, max_depth=DEPTH, checkpoints=checkpoints, checkpoint_interval=512)
-    return Engine(model, config, MtpDrafter(model, pages, 1, DEPTH))
+    return Engine(config, *cpu_backend(model, config, DraftChoice.parse(f"mtp:{DEPTH}"), EMBEDDED))
 
 
 def ask(engine: Engine, prompt: list[int], boundaries: list[int], tokens: int) -> tuple[list[int], Stats]:

@@ -14,12 +14,12 @@ from stoker.backends.family import Family
 from stoker.checkpoint.build import Recipe, build
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED, prompts
-from stoker.engine.generate import generate
 from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.reader import read_tensor
 from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
+from tests.engine.drive import generate
 
 LIMIT = 24 << 20
 KINDS = ("JSON", "agent", "code", "prose")

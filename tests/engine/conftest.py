@@ -7,8 +7,8 @@ import torch
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_model
-from stoker.engine.engine import Engine, EngineConfig
-from tests.engine.drive import PAGES, drain, settings_for
+from stoker.engine.engine import EngineConfig
+from tests.engine.drive import PAGES, drain, engine_on, settings_for
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def alone(model: Decoder, prompts: list[list[int]]) -> list[list[int]]:
     """Each request by itself, one token a step."""
     answers = []
     for index, prompt in enumerate(prompts):
-        engine = Engine(model, EngineConfig(pages=PAGES, slots=1, max_depth=0))
+        engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, max_depth=0))
         engine.submit(prompt, settings_for(index))
         answers.append(drain(engine)[0])
     return answers

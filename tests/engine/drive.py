@@ -1,36 +1,75 @@
 """Drives engines in tests: requests of every kind, a drafter that knows the answers, a loop that checks the books."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from torch import Tensor
-
-from stoker.backends.cpu.batch import Batch
-from stoker.engine.engine import Engine
-from stoker.engine.request import Event
+from stoker.backends.cpu.backend import CpuBackend
+from stoker.backends.cpu.build import cpu_backend
+from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
+from stoker.backends.family import PAGE_SIZE
+from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.request import AUTO, Event
+from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling
+from stoker.speculate.choice import DraftChoice
 from stoker.speculate.depth.cost import DraftCost
+from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.mtp import MtpDrafter
 
 PAGES, SLOTS, DEPTH = 24, 4, 6
+
+
+def engine_on(
+    model: Decoder,
+    config: EngineConfig,
+    drafts: Drafter | CpuMtp | CpuDFlash | None = None,
+    tokenizer: Any = None,
+    wrap: Callable[[Drafter], Drafter] = lambda own: own,
+) -> Engine:
+    """An engine on the CPU. `drafts` is what drafts: a drafter, or a network, whose drafter may be wrapped."""
+    if isinstance(drafts, CpuMtp | CpuDFlash):
+        own = MtpDrafter if isinstance(drafts, CpuMtp) else DFlashDrafter
+        drafter = wrap(own(drafts, config.max_depth))  # type: ignore[arg-type]
+        return Engine(config, CpuBackend(model, config, drafts), drafter, tokenizer)
+    return Engine(config, CpuBackend(model, config), drafts, tokenizer)
+
+
+def generate(
+    model: Decoder,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    draft: str = "none",
+    directory: Path = Path(),
+    tokenizer: Any = None,
+    mask: TokenMask | None = None,
+) -> Iterator[int]:
+    """Tokens of one request, alone."""
+    choice = DraftChoice.parse(draft)
+    config = EngineConfig(pages=-(-(len(prompt) + sampling.max_tokens) // PAGE_SIZE), slots=1, max_depth=choice.depth)
+    backend, drafter = cpu_backend(model, config, choice, directory)
+    engine = Engine(config, backend, drafter, tokenizer)
+    engine.submit(prompt, sampling, AUTO if choice.adaptive else choice.depth, mask=mask)
+    while not engine.idle:
+        for event in engine.step():
+            yield from event.tokens
+            if event.failure:
+                raise event.failure
 
 
 class Oracle:
     """Knows the right continuation and spoils every `wrong`-th guess, so that blocks are accepted in part."""
 
-    taps: tuple[int, ...] = ()
-    observes = False
     max_depth = DEPTH
     costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int) -> None:
         self.answers, self.wrong, self.asked = answers, wrong, 0
 
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None: ...
-
     def reset(self, slot: int) -> None: ...
-
-    def flush(self, slot: int) -> None: ...
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         drafts = []

@@ -77,19 +77,13 @@ class MockModel:
 class MockDrafter:
     """Right until the first position that `wrong` divides."""
 
-    taps: tuple[int, ...] = ()
-    observes = False
     costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, max_depth: int, wrong: int) -> None:
         self.max_depth, self._wrong = max_depth, wrong
         self.seconds = 0.0
 
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None: ...
-
     def reset(self, slot: int) -> None: ...
-
-    def flush(self, slot: int) -> None: ...
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         started = time.perf_counter()

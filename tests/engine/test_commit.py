@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu.backend import CpuBackend
 from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import KVPages
+from stoker.backends.cpu.cache import Cache, KVPages
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.cpu.load import load_drafter
 from stoker.backends.cpu.ops.deltanet import DeltaState
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.memory import tensor_bytes
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.memory import tensor_bytes
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
-from stoker.speculate.mtp import MtpDrafter
-from tests.engine.drive import DEPTH, Oracle
+from tests.engine.drive import DEPTH, Oracle, engine_on
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 PAGES, TOKENS = 4, 60
@@ -38,10 +38,7 @@ class Observed:
 
 
 class Recorder:
-    """Drafts nothing and keeps what it is shown."""
-
-    max_depth, observes = 0, True
-    costs: Mapping[str, DraftCost] = {}
+    """A network that keeps what it is shown."""
 
     def __init__(self, taps: tuple[int, ...]) -> None:
         self.taps = taps
@@ -52,9 +49,6 @@ class Recorder:
         seen.hidden.append(hidden)
         seen.taps.append(taps)
         seen.following.append(following)
-
-    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
-        return [Draft() for _ in requests]
 
     def reset(self, slot: int) -> None: ...
 
@@ -68,14 +62,10 @@ class Guided:
     """
 
     costs: Mapping[str, DraftCost] = {}
-    observes = True
 
-    def __init__(self, inner: MtpDrafter | DFlashDrafter, oracle: Oracle) -> None:
+    def __init__(self, inner: Drafter, oracle: Oracle) -> None:
         self.inner, self._oracle, self._steps = inner, oracle, 0
-        self.taps, self.max_depth = inner.taps, inner.max_depth
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        self.inner.observe(batch, hidden, taps, following)
+        self.max_depth = inner.max_depth
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         self._steps += 1
@@ -88,9 +78,6 @@ class Guided:
     def reset(self, slot: int) -> None:
         self.inner.reset(slot)
 
-    def flush(self, slot: int) -> None:
-        self.inner.flush(slot)
-
 
 def run_until(engine: Engine, tokens: int) -> tuple[int, int]:
     """Steps until so many tokens are out. -> tokens in the cache, and how many of them are pending."""
@@ -100,16 +87,23 @@ def run_until(engine: Engine, tokens: int) -> tuple[int, int]:
     return sequence.computed, sequence.replay
 
 
+def cache_of(engine: Engine) -> Cache:
+    assert isinstance(engine.backend, CpuBackend)
+    return engine.backend.cache
+
+
 def state_of(engine: Engine, pending: int) -> list[Tensor]:
     """The recurrent state of slot 0 with its pending tokens."""
-    snapshots = engine._cache.snapshots(1)
-    snapshots.save(engine._cache, 0, 0, pending)
+    cache = cache_of(engine)
+    snapshots = cache.snapshots(1)
+    snapshots.save(cache, 0, 0, pending)
     return [tensor for layer in snapshots.layers for tensor in layer]
 
 
 def plain_text(model: Decoder, prompt: list[int], taps: tuple[int, ...] = ()) -> tuple[list[int], Recorder]:
     recorder = Recorder(taps)
-    engine = Engine(model, EngineConfig(PAGES, 1, max_depth=0), recorder)
+    config = EngineConfig(PAGES, 1, max_depth=0)
+    engine = Engine(config, CpuBackend(model, config, recorder))
     engine.submit(prompt, Sampling(max_tokens=TOKENS))
     sequence = next(iter(engine.scheduler))
     while not engine.idle:
@@ -124,10 +118,10 @@ def test_the_state_after_any_accepted_prefix_is_that_of_single_steps(
 ) -> None:
     prompt = prompts[2]
     answer, _ = plain_text(model, prompt)
-    drafted = Engine(model, EngineConfig(PAGES, 1, max_depth=DEPTH), Oracle({tuple(prompt): answer}, wrong))
+    drafted = engine_on(model, EngineConfig(PAGES, 1, max_depth=DEPTH), Oracle({tuple(prompt): answer}, wrong))
     drafted.submit(prompt, Sampling(max_tokens=TOKENS), DEPTH)
     computed, pending = run_until(drafted, tokens)
-    single = Engine(model, EngineConfig(PAGES, 1, max_depth=0))
+    single = engine_on(model, EngineConfig(PAGES, 1, max_depth=0))
     single.submit(prompt, Sampling(max_tokens=TOKENS))
     assert run_until(single, computed - len(prompt) + 1) == (computed, 1)
     for ours, theirs in zip(state_of(drafted, pending), state_of(single, 1), strict=True):
@@ -138,8 +132,8 @@ def test_there_is_one_state_per_request_whatever_the_depth(model: Decoder) -> No
     """Deeper steps keep more small inputs to replay, not more states; a token to replay is far smaller than one."""
     states, windows = {}, {}
     for depth in (0, 8, 16, 32):
-        engine = Engine(model, EngineConfig(PAGES, 2, max_depth=depth))
-        delta = [layer for layer in engine._cache.layers if isinstance(layer, DeltaState)]
+        engine = engine_on(model, EngineConfig(PAGES, 2, max_depth=depth))
+        delta = [layer for layer in cache_of(engine).layers if isinstance(layer, DeltaState)]
         states[depth] = sum(state.recurrent.nbytes for state in delta)
         windows[depth] = sum(tensor_bytes(state) for state in delta) - states[depth]
     assert len(set(states.values())) == 1
@@ -147,16 +141,15 @@ def test_there_is_one_state_per_request_whatever_the_depth(model: Decoder) -> No
     assert 0 < per_token < states[0] / 2 / 4
 
 
-def drafter_of(name: str, model: Decoder, tmp_path: Path, postpone: int) -> MtpDrafter | DFlashDrafter:
+def network_of(name: str, model: Decoder, tmp_path: Path, postpone: int) -> CpuMtp | CpuDFlash:
     if name == "mtp":
-        return MtpDrafter(model, PAGES, 1, DEPTH, postpone=postpone)
+        return CpuMtp(model, PAGES, 1, postpone=postpone)
     write_random_drafter(tmp_path, small_drafter_config(small_config()))
-    return DFlashDrafter(model, load_drafter(tmp_path, model.config), PAGES, DEPTH, postpone=postpone)
+    return CpuDFlash(model, load_drafter(tmp_path, model.config), PAGES, postpone=postpone)
 
 
-def kv_of(drafter: Drafter, pages: list[int], tokens: int) -> list[Tensor]:
-    assert isinstance(drafter, MtpDrafter | DFlashDrafter)
-    layers = [drafter._pages] if isinstance(drafter._pages, KVPages) else drafter._pages
+def kv_of(network: CpuMtp | CpuDFlash, pages: list[int], tokens: int) -> list[Tensor]:
+    layers = [network.pages] if isinstance(network.pages, KVPages) else network.pages
     return [tensor[pages].flatten(0, 1)[:tokens] for layer in layers for tensor in (layer.keys, layer.values)]
 
 
@@ -168,11 +161,10 @@ def test_a_drafters_kv_is_that_of_one_pass_over_the_final_text(
 ) -> None:
     """Random accepts, steps without drafts and drafts from elsewhere, against the model's true hiddens in one go."""
     prompt = prompts[2]
-    inner = drafter_of(name, model, tmp_path, postpone)
-    answer, recorder = plain_text(model, prompt, inner.taps)
-    engine = Engine(
-        model, EngineConfig(PAGES, 1, max_depth=DEPTH), Guided(inner, Oracle({tuple(prompt): answer}, wrong))
-    )
+    network = network_of(name, model, tmp_path, postpone)
+    answer, recorder = plain_text(model, prompt, network.taps)
+    oracle = Oracle({tuple(prompt): answer}, wrong)
+    engine = engine_on(model, EngineConfig(PAGES, 1, max_depth=DEPTH), network, wrap=lambda own: Guided(own, oracle))
     engine.submit(prompt, Sampling(max_tokens=TOKENS), DEPTH)
     sequence = next(iter(engine.scheduler))
     pages: list[int] = []
@@ -180,11 +172,11 @@ def test_a_drafters_kv_is_that_of_one_pass_over_the_final_text(
         pages = sequence.pages or pages
         engine.step()
         pages = sequence.pages or pages
-    inner.flush(0)
+    network.flush(0)
     assert sequence.output == answer
     assert 0 < sequence.stats.accepted < sequence.stats.drafted
 
-    reference = drafter_of(name, model, tmp_path, 0)
+    reference = network_of(name, model, tmp_path, 0)
     text, cached = [*prompt, *answer], 0
     for family, stop in ((Family.PREFILL, len(prompt)), (Family.STEP, len(text) - 1)):
         batch = Batch.of(family, [Run(text[cached:stop], cached, 0, list(range(PAGES)))], PAGE_SIZE)
@@ -192,5 +184,5 @@ def test_a_drafters_kv_is_that_of_one_pass_over_the_final_text(
         reference.observe(batch, torch.cat(seen.hidden), torch.cat(seen.taps), torch.cat(seen.following))
         cached = stop
     tokens = len(text) - 1
-    for ours, theirs in zip(kv_of(inner, pages, tokens), kv_of(reference, list(range(PAGES)), tokens), strict=True):
+    for ours, theirs in zip(kv_of(network, pages, tokens), kv_of(reference, list(range(PAGES)), tokens), strict=True):
         assert torch.equal(ours, theirs)

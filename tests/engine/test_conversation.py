@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from stoker.backends.cpu.backend import CpuBackend
 from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.prefix_cache import Stretches, message_boundaries
 from stoker.engine.request import Event, TokenLogprob
 from stoker.sampling.settings import Sampling
-from stoker.speculate.mtp import MtpDrafter
+from tests.engine.drive import engine_on
 
 TEMPLATE = Path(__file__).parents[2] / "training" / "chat_template.jinja"
 PAGES, DEPTH = 80, 12
@@ -64,7 +66,7 @@ def chat(checkpoints: dict[str, Path]) -> Chat:
 
 def new_engine(model: Decoder, checkpoints: int = 0, pages: int = PAGES, slots: int = 1) -> Engine:
     config = EngineConfig(pages=pages, slots=slots, max_depth=DEPTH, checkpoints=checkpoints, checkpoint_interval=512)
-    return Engine(model, config, MtpDrafter(model, pages, slots, DEPTH))
+    return engine_on(model, config, CpuMtp(model, pages, slots))
 
 
 class Turn:
@@ -73,21 +75,22 @@ class Turn:
     def __init__(self, engine: Engine, prompt: list[int], script: list[int], start: int, like: "Turn | None" = None):
         """`like` makes the prompt be computed in the families of another turn, from nothing."""
         sampling = Sampling(max_tokens=len(script), logprobs=3)
-        mask = Script(script, engine.model.config.vocab_size)
-        request = engine.submit(prompt, sampling, DEPTH, message_boundaries(prompt, start), mask)
-        self.sequence = engine.scheduler.waiting[-1]
+        mask = Script(script, engine.backend.model.vocab_size)
+        number = engine.submit(prompt, sampling, DEPTH, message_boundaries(prompt, start), mask)
+        self.request = engine.scheduler.waiting[-1]
         if like:
-            self.sequence.stepped = like.stepped
+            self.request.stepped = like.stepped
         events: list[Event] = []
         pages: list[int] = []
         while not engine.idle:
             events += engine.step()
             engine.check_integrity()
-            pages = self.sequence.pages or pages
-        assert {event.request_id for event in events} == {request}
+            pages = self.request.pages or pages
+        assert {event.request_id for event in events} == {number}
         assert events[-1].stats is not None
-        assert isinstance(engine.drafter, MtpDrafter)
-        kv = engine.drafter._pages
+        assert isinstance(engine.backend, CpuBackend)
+        assert isinstance(engine.backend.network, CpuMtp)
+        kv = engine.backend.network.pages
         self.drafter_kv = [
             tensor[pages].flatten(0, 1)[: len(prompt) + len(script) - 1] for tensor in (kv.keys, kv.values)
         ]
@@ -97,8 +100,8 @@ class Turn:
 
     @property
     def stepped(self) -> Stretches:
-        assert self.sequence.stepped is not None
-        return self.sequence.stepped
+        assert self.request.stepped is not None
+        return self.request.stepped
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -227,7 +230,7 @@ def test_a_request_behind_generated_text_survives_preemption_bit_for_bit(model: 
 def test_generated_text_is_left_out_when_asked(model: Decoder) -> None:
     words = torch.randint(0, 512, (330,), generator=torch.Generator().manual_seed(1)).tolist()
     config = EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH, checkpoints=4, cache_generated=False)
-    engine = Engine(model, config, MtpDrafter(model, PAGES, 1, DEPTH))
+    engine = engine_on(model, config, CpuMtp(model, PAGES, 1))
     Turn(engine, words[:70], words[70:210], -1)
     turn = Turn(engine, words, [5], -1)
     assert (turn.stepped, turn.stats.cached_tokens) == ((), 64)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from stoker.backends.cpu.backend import COUNT_EVERY, distinct_experts
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.cpu.experts import SparseMlp
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import AUTO
-from stoker.engine.runner import COUNT_EVERY, distinct_experts
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.controller import DepthController
@@ -17,13 +18,12 @@ from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.mtp import MtpDrafter
-from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, run, settings_for
+from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, engine_on, run, settings_for
 
 
-def drafter_of(name: str, model: Decoder, answers: dict[tuple[int, ...], list[int]]) -> Drafter:
+def drafter_of(name: str, model: Decoder, answers: dict[tuple[int, ...], list[int]]) -> Drafter | CpuMtp:
     if name == "mtp":
-        return MtpDrafter(model, PAGES, SLOTS, DEPTH)
+        return CpuMtp(model, PAGES, SLOTS)
     return LookupDrafter(DEPTH) if name == "lookup" else Oracle(answers, wrong=4)
 
 
@@ -34,7 +34,7 @@ def test_tokens_are_those_of_plain_decoding(
 ) -> None:
     answers = {tuple(prompt): answer for prompt, answer in zip(prompts, alone, strict=True)}
     config = EngineConfig(pages=8, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, checkpoints=3)
-    engine = Engine(model, config, drafter_of(name, model, answers))
+    engine = engine_on(model, config, drafter_of(name, model, answers))
     for index, prompt in enumerate(prompts):
         engine.submit(prompt, settings_for(index), 3 if fixed_too and index % 2 else AUTO)
     tokens = drain(engine)
@@ -77,7 +77,7 @@ class Scripted(DepthController):
 def test_the_controllers_word_is_followed_and_it_hears_what_came_of_it(
     model: Decoder, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
-    engine = Engine(
+    engine = engine_on(
         model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), Oracle({tuple(prompts[0]): alone[0]}, wrong=10**6)
     )
     assert engine._drafting is not None
@@ -115,7 +115,7 @@ def test_experts_of_the_last_forward_are_counted(model: Decoder) -> None:
 
 
 def test_depths_that_make_no_sense_are_refused(model: Decoder) -> None:
-    engine = Engine(model, EngineConfig(pages=2, slots=1, max_depth=2))
+    engine = engine_on(model, EngineConfig(pages=2, slots=1, max_depth=2))
     with pytest.raises(RequestError, match="depth is auto, but this engine has no drafter"):
         engine.submit([1], Sampling(), AUTO)
     with pytest.raises(RequestError, match="depth is 'deep', expected 'auto' or 0 to 2"):

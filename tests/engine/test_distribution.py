@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import Cache
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import AUTO
 from stoker.engine.stats import Totals
 from stoker.sampling.sampler import Row, choose
@@ -21,6 +21,7 @@ from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost, StepBytes
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest, accept
+from tests.engine.drive import engine_on
 from tests.engine.mock import MockModel
 
 WORDS, SAMPLES, TOKENS = 6, 50_000, 4  # the first token is the prompt's, three are left for blocks of two drafts
@@ -117,7 +118,7 @@ def _filtered(chances: Tensor, sampling: Sampling) -> Tensor:
 def sampled(sampling: Sampling) -> tuple[Counter[tuple[int, ...]], Totals]:
     """SAMPLES answers of four words with adaptive depth, each with a seed of its own."""
     model = Markov()
-    engine = Engine(model.decoder, EngineConfig(pages=SLOTS, slots=SLOTS, max_depth=2), Cousin(model))
+    engine = engine_on(model.decoder, EngineConfig(pages=SLOTS, slots=SLOTS, max_depth=2), Cousin(model))
     for seed in range(SAMPLES):
         engine.submit([3, 0], replace(sampling, seed=seed), AUTO)
     answers: dict[int, list[int]] = {}
@@ -144,7 +145,7 @@ def p_value(found: Mapping[tuple[int, ...], int], chances: Mapping[tuple[int, ..
 @pytest.fixture(autouse=True)
 def _bytes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mock has no weights to count: a step costs much, another token little, so drafting pays."""
-    monkeypatch.setattr("stoker.engine.drafting.step_bytes", lambda model: StepBytes(fixed=1e6, token=1e3))
+    monkeypatch.setattr("stoker.backends.cpu.backend.step_bytes", lambda model: StepBytes(fixed=1e6, token=1e3))
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=lambda s: f"t{s.temperature}-p{s.top_p}-k{s.top_k}")

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.cpu.load import load_drafter, load_model
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Finish
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
-from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.mtp import MtpDrafter
-from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, settings_for
+from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, engine_on, settings_for
 from tests.support.random_checkpoint import (
     small_config,
     small_drafter_config,
@@ -25,14 +24,16 @@ from tests.support.random_checkpoint import (
 )
 
 
-def drafter_of(name: str, model: Decoder, prompts: list[list[int]], alone: list[list[int]], tmp_path: Path) -> Drafter:
+def drafter_of(
+    name: str, model: Decoder, prompts: list[list[int]], alone: list[list[int]], tmp_path: Path
+) -> Drafter | CpuMtp | CpuDFlash:
     if name == "mtp":
-        return MtpDrafter(model, PAGES, SLOTS, DEPTH)
+        return CpuMtp(model, PAGES, SLOTS)
     if name == "lookup":
         return LookupDrafter(DEPTH)
     if name == "dflash":
         write_random_drafter(tmp_path, small_drafter_config(small_config()))
-        return DFlashDrafter(model, load_drafter(tmp_path, model.config), PAGES, DEPTH)
+        return CpuDFlash(model, load_drafter(tmp_path, model.config), PAGES)
     answers = {tuple(prompt): answer for prompt, answer in zip(prompts, alone, strict=True)}
     return Oracle(answers, wrong=int(name.removeprefix("oracle-")))
 
@@ -47,7 +48,7 @@ def test_every_request_equals_itself_alone_and_undrafted(
     config = EngineConfig(
         pages=pages, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, checkpoints=3, checkpoint_interval=64
     )
-    engine = Engine(model, config, drafter)
+    engine = engine_on(model, config, drafter)
     for index, prompt in enumerate(prompts):
         engine.submit(prompt, settings_for(index), depth=[DEPTH, 2, 0, 5][index // 2])
     sequences = list(engine.scheduler.waiting)
@@ -67,7 +68,8 @@ def test_every_request_equals_itself_alone_and_undrafted(
 def test_the_other_families_too(checkpoints: dict[str, Path], prompts: list[list[int]], family: str) -> None:
     model = load_model(checkpoints[family]).model
     plain, drafted = (
-        Engine(model, EngineConfig(pages=PAGES, slots=slots, max_depth=DEPTH), LookupDrafter(DEPTH)) for slots in (1, 4)
+        engine_on(model, EngineConfig(pages=PAGES, slots=slots, max_depth=DEPTH), LookupDrafter(DEPTH))
+        for slots in (1, 4)
     )
     for prompt in prompts[:4]:
         plain.submit(prompt * 2, Sampling(max_tokens=16))
@@ -79,27 +81,27 @@ def test_mtp_rows_written_while_drafting_leave_no_trace(model: Decoder, prompts:
     """After random accepts the head's KV equals that of depth-0 steps over the same text."""
     pages = {}
     for depth in (0, DEPTH):
-        drafter = MtpDrafter(model, PAGES, 1, DEPTH)
-        engine = Engine(model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), drafter)
+        drafter = CpuMtp(model, PAGES, 1)
+        engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), drafter)
         engine.submit(prompts[2], Sampling(max_tokens=30), depth=depth)
         owned: list[int] = []
         while not engine.idle:
             owned = engine.scheduler.running[0].pages if engine.scheduler.running else owned
             engine.step()
         written = len(prompts[2]) + 28  # every token but the last has a row
-        kv = drafter._pages
+        kv = drafter.pages
         pages[depth] = [tensor[owned].flatten(0, 1)[:written] for tensor in (kv.keys, kv.values)]
     assert all(torch.equal(a, b) for a, b in zip(pages[0], pages[DEPTH], strict=True))
 
 
 def test_a_stop_inside_an_accepted_block_cuts_the_block(model: Decoder, prompts: list[list[int]]) -> None:
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=1, max_depth=0))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, max_depth=0))
     engine.submit(prompts[0], Sampling(max_tokens=20))
     free = drain(engine)[0]
     stop = next(token for token in free[3:] if free.index(token) >= 3)
     want = free[: free.index(stop) + 1]
     drafter = Oracle({tuple(prompts[0]): free}, wrong=10**6)
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), drafter)
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), drafter)
     engine.submit(prompts[0], Sampling(max_tokens=20, stop_ids=(stop,)), depth=DEPTH)
     events = []
     while not engine.idle:
@@ -109,7 +111,7 @@ def test_a_stop_inside_an_accepted_block_cuts_the_block(model: Decoder, prompts:
 
 
 def test_cancelling_frees_everything_within_a_step(model: Decoder, prompts: list[list[int]]) -> None:
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=2, max_depth=0))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=2, max_depth=0))
     ids = [engine.submit(prompt, Sampling(max_tokens=50)) for prompt in prompts[:4]]
     engine.step()
     for request_id in ids:
@@ -123,7 +125,7 @@ def test_cancelling_frees_everything_within_a_step(model: Decoder, prompts: list
 
 
 def test_what_can_never_be_served_is_refused_with_numbers(model: Decoder) -> None:
-    engine = Engine(model, EngineConfig(pages=2, slots=1, max_depth=2))
+    engine = engine_on(model, EngineConfig(pages=2, slots=1, max_depth=2))
     with pytest.raises(RequestError, match=r"100 tokens and max_tokens asks 29: 129 > 128 tokens of KV cache"):
         engine.submit([1] * 100, Sampling(max_tokens=29))
     with pytest.raises(RequestError, match="depth is 3, expected 0 to 2"):
@@ -171,4 +173,4 @@ def test_an_engine_that_cannot_be_is_refused_with_numbers(options: dict[str, Any
 def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, small_config(mtp_num_hidden_layers=0))
     with pytest.raises(ValueError, match="no MTP head"):
-        MtpDrafter(load_model(tmp_path).model, 1, 1, 1)
+        CpuMtp(load_model(tmp_path).model, 1, 1)

@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from stoker.backends.cpu.load import load_model
 from stoker.engine.engine import EngineConfig
-from stoker.engine.generate import Timing, generate
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
-from stoker.speculate.lookup import LookupDrafter
 from tests.conftest import FAMILIES
+from tests.engine.drive import generate
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,10 +48,8 @@ def test_a_stop_id_ends_the_text_and_is_counted(checkpoints: dict[str, Path]) ->
     model = load_model(checkpoints["qwen3_5_text"]).model
     free = list(generate(model, [5, 6, 7], Sampling(20)))
     stop = free[4]
-    timing = Timing()
-    stopped = list(generate(model, [5, 6, 7], Sampling(20, stop_ids=(stop,)), timing))
+    stopped = list(generate(model, [5, 6, 7], Sampling(20, stop_ids=(stop,))))
     assert stopped == free[: free.index(stop) + 1]
-    assert timing.steps == len(stopped) - 1
 
 
 def test_requests_that_cannot_be_served_are_refused_with_numbers(checkpoints: dict[str, Path]) -> None:
@@ -72,13 +69,8 @@ def test_a_stop_string_ends_the_text_and_drafting_is_left_to_the_engine(checkpoi
     free = list(generate(model, [5, 6, 7], letters))
     text = tokenizer.decode(free)
     sampling = replace(letters, stop=(text[8:10],))
-    timing = Timing()
-    stopped = list(
-        generate(model, [5, 6, 7], sampling, timing, "auto", lambda pages, slots: LookupDrafter(4), tokenizer)
-    )
+    stopped = list(generate(model, [5, 6, 7], sampling, "lookup:auto", tokenizer=tokenizer))
     assert stopped == free[: text.index(text[8:10]) + 2]
-    assert timing.stats is not None
-    assert timing.stats.output_tokens == len(stopped)
 
 
 def test_a_mask_that_fails_raises_after_the_tokens_before_it(checkpoints: dict[str, Path]) -> None:

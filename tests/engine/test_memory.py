@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.cpu.measure import DrafterBytes, unit_bytes
 from stoker.backends.cpu.recurrence import ring_size
-from stoker.engine.engine import Engine
-from stoker.engine.memory import DrafterBytes, UnitBytes, plan, tensor_bytes
+from stoker.backends.memory import tensor_bytes
+from stoker.engine.memory import UnitBytes, plan
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
-from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.mtp import MtpDrafter
 from tests.conftest import FAMILIES
-from tests.engine.drive import drain
+from tests.engine.drive import drain, engine_on
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 DEPTH = 5
@@ -26,7 +26,7 @@ def test_the_formulas(model: Decoder) -> None:
     config = model.config
     delta = config.delta
     assert delta is not None
-    unit = UnitBytes.of(config, DEPTH, torch.bfloat16, DrafterBytes.mtp(config, torch.bfloat16))
+    unit = unit_bytes(config, DEPTH, torch.bfloat16, DrafterBytes.mtp(config, torch.bfloat16))
     attention = config.layer_types.count("full_attention")
     linear = len(config.layer_types) - attention
     kv = 64 * 2 * config.num_kv_heads * config.head_dim * 2
@@ -61,20 +61,20 @@ def test_what_is_planned_is_what_is_allocated(
         write_random_drafter(tmp_path, small_drafter_config(small_config(family)))
         network = load_drafter(tmp_path, model.config)
         own = DrafterBytes.dflash(network.config, dtype)
-    unit = UnitBytes.of(model.config, DEPTH, dtype, own)
+    unit = unit_bytes(model.config, DEPTH, dtype, own)
     budget = 3 << 20
     config = plan(unit, budget, context=500, slots=3, checkpoint_bytes=1 << 19, max_depth=DEPTH)
-    drafter: MtpDrafter | DFlashDrafter | None = None
+    drafter: CpuMtp | CpuDFlash | None = None
     if kind == "mtp":
-        drafter = MtpDrafter(model, config.pages, config.slots, DEPTH)
+        drafter = CpuMtp(model, config.pages, config.slots)
     elif kind == "dflash":
-        drafter = DFlashDrafter(model, network, config.pages, DEPTH)
-    engine = Engine(model, config, drafter)
+        drafter = CpuDFlash(model, network, config.pages)
+    engine = engine_on(model, config, drafter)
     held = engine.stats().cache_bytes
-    if isinstance(drafter, MtpDrafter):
-        held += tensor_bytes(drafter._pages) + drafter._last.nbytes
+    if isinstance(drafter, CpuMtp):
+        held += tensor_bytes(drafter.pages) + drafter.last.nbytes
     elif drafter:
-        held += tensor_bytes(drafter._pages)
+        held += tensor_bytes(drafter.pages)
     assert held == unit.total(config)
     assert budget - unit.page < held <= budget
     assert config.checkpoints * unit.checkpoint <= 1 << 19
@@ -83,12 +83,12 @@ def test_what_is_planned_is_what_is_allocated(
 
 
 def test_fp8_keys_and_values_are_planned_with_their_scales(model: Decoder) -> None:
-    unit = UnitBytes.of(model.config, DEPTH, torch.bfloat16, kv_dtype="fp8")
-    wide = UnitBytes.of(model.config, DEPTH, torch.bfloat16)
+    unit = unit_bytes(model.config, DEPTH, torch.bfloat16, kv_dtype="fp8")
+    wide = unit_bytes(model.config, DEPTH, torch.bfloat16)
     assert wide.page / 2 < unit.page < wide.page * 0.6
     assert (unit.slot, unit.checkpoint) == (wide.slot, wide.checkpoint)
     config = plan(unit, 1 << 20, context=500, slots=2, max_depth=DEPTH, kv_dtype="fp8")
-    assert Engine(model, config).stats().cache_bytes == unit.total(config)
+    assert engine_on(model, config).stats().cache_bytes == unit.total(config)
 
 
 def test_a_budget_that_is_too_small_is_refused_with_the_sum(model: Decoder) -> None:

@@ -7,15 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.cpu.load import load_model
-from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.generate import generate
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Finish
 from stoker.errors import CheckpointError
 from stoker.sampling.settings import Sampling
 from stoker.server.errors import api_error
-from stoker.speculate.mtp import MtpDrafter
-from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, run
+from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, engine_on, generate, run
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
 SENTENCE = r"logits are not finite at token 1 of the answer: .* stoker inspect --verify"
@@ -45,8 +44,8 @@ def test_a_request_to_damaged_weights_ends_with_a_sentence(part: str, value: flo
 
 def test_steps_of_many_requests_and_drafts_survive_damaged_weights(tmp_path: Path) -> None:
     model = damaged(tmp_path, "layers.2.input_layernorm", torch.nan)
-    drafter = MtpDrafter(model, PAGES, SLOTS, DEPTH)
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=SLOTS, max_depth=DEPTH), drafter)
+    drafter = CpuMtp(model, PAGES, SLOTS)
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=SLOTS, max_depth=DEPTH), drafter)
     for length in (1, 63, 64, 130, 5):
         engine.submit(list(range(length)), Sampling(8), depth=DEPTH)
     for events in run(engine).values():
@@ -67,7 +66,7 @@ def test_a_step_that_goes_wrong_in_the_middle_ends_its_request_alone(
         return found * torch.nan if calls == 4 else found
 
     monkeypatch.setattr(model, "logits", spoiled)
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=1))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=1))
     engine.submit(prompts[0], Sampling(20))
     (events,) = run(engine).values()
     assert [token for event in events for token in event.tokens] == alone[0][:3]
@@ -78,7 +77,7 @@ def test_a_step_that_goes_wrong_in_the_middle_ends_its_request_alone(
 
 def test_the_model_is_to_blame_and_not_the_request(tmp_path: Path) -> None:
     model = damaged(tmp_path, "model.norm", torch.nan)
-    engine = Engine(model, EngineConfig(pages=2, slots=1))
+    engine = engine_on(model, EngineConfig(pages=2, slots=1))
     engine.submit([1, 2, 3], Sampling(4))
     (events,) = run(engine).values()
     failure = events[-1].failure

@@ -14,12 +14,12 @@ from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.family import PAGE_SIZE, Family
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Event, Finish
 from stoker.engine.text import TextStream
 from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling
-from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, run
+from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, engine_on, run
 
 VOCAB = 512
 LETTERS = dict.fromkeys(range(90), 50.0)  # a bias that leaves printable ASCII, of the byte tokenizer's tokens
@@ -41,7 +41,7 @@ def ask(
 ) -> tuple[list[int], list[Event]]:
     """One request; drafted from `answer` if there is one. -> tokens and events."""
     drafter = Oracle({tuple(prompt): answer}, wrong) if answer else None
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), drafter, tokenizer)
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH), drafter, tokenizer)
     engine.submit(prompt, sampling, depth=DEPTH if answer else 0, mask=mask)
     sequence = engine.scheduler.waiting[0]
     events = run(engine)[0]
@@ -243,7 +243,7 @@ def test_a_mask_that_fails_ends_its_request_alone_and_after_the_same_tokens(
     model: Decoder, prompts: list[list[int]], alone: list[list[int]], what: Callable[[], Any], words: str
 ) -> None:
     answers = {tuple(prompt): answer for prompt, answer in zip(prompts, alone, strict=True)}
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=SLOTS, max_depth=DEPTH), Oracle(answers, 4))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=SLOTS, max_depth=DEPTH), Oracle(answers, 4))
     bad = engine.submit(prompts[0], Sampling(max_tokens=20), DEPTH, mask=Failing(7, what))
     at_once = engine.submit(prompts[2], Sampling(max_tokens=20), DEPTH, mask=Failing(0, what))
     good = engine.submit(prompts[4], Sampling(max_tokens=20), DEPTH)

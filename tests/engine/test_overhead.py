@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import Finish, Sequence
+from stoker.engine.request import Finish, Request
 from stoker.sampling.extended import Extended
 from stoker.sampling.settings import Sampling
+from tests.engine.drive import engine_on
 from tests.engine.mock import VOCAB, MockDrafter, MockModel, answer
 
 DEPTH = 4
@@ -27,7 +28,7 @@ def new_engine(pages: int, checkpoints: int = 0) -> Engine:
     config = EngineConfig(
         pages, BATCH, DEPTH, prefill_budget=1 << 16, checkpoints=checkpoints, checkpoint_interval=1 << 16
     )
-    return Engine(MockModel().decoder, config, MockDrafter(DEPTH, wrong=7))
+    return engine_on(MockModel().decoder, config, MockDrafter(DEPTH, wrong=7))
 
 
 class Watched(list):
@@ -45,10 +46,10 @@ class Watched(list):
         return super().__iter__()
 
 
-def watch(sequence: Sequence) -> None:
-    sequence.prompt, sequence.pages = Watched(sequence.prompt), Watched(sequence.pages)
-    sequence.output = Watched(sequence.output)
-    sequence.tokens = Extended(sequence.prompt, sequence.output)
+def watch(request: Request) -> None:
+    request.prompt, request.pages = Watched(request.prompt), Watched(request.pages)
+    request.output = Watched(request.output)
+    request.tokens = Extended(request.prompt, request.output)
 
 
 def calls_in(work: Callable[[], object]) -> int:
@@ -72,12 +73,12 @@ def cost(context: int, sampling: Sampling, steps: int = 64) -> tuple[float, floa
     engine = new_engine(pages=BATCH * (context // 64 + 20), checkpoints=BATCH)
     for index in range(BATCH):
         engine.submit([(index + place) % VOCAB for place in range(context)], sampling, DEPTH)
-    while any(not sequence.output for sequence in engine.scheduler):
+    while any(not request.output for request in engine.scheduler):
         engine.step()
     for _ in range(30):  # every request has its first checkpoint in its output, which pins all pages before it
         engine.step()
-    for sequence in engine.scheduler:
-        watch(sequence)
+    for request in engine.scheduler:
+        watch(request)
     Watched.read = 0
     tracemalloc.start()
     calls = calls_in(lambda: [engine.step() for _ in range(steps)])

@@ -7,20 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.build import POSTPONE
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.cpu.load import load_drafter
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Event
-from stoker.speculate.choice import POSTPONE
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.mtp import MtpDrafter
-from tests.engine.drive import DEPTH, run, settings_for
+from stoker.speculate.drafter import Drafter, DraftRequest
+from tests.engine.drive import DEPTH, engine_on, run, settings_for
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 VOCAB, REQUESTS = 512, 9
@@ -31,14 +28,10 @@ class Sometimes:
     """Asks for drafts in every other stretch of a text and keeps what came."""
 
     costs: Mapping[str, DraftCost] = {}
-    observes = True
 
-    def __init__(self, inner: MtpDrafter | DFlashDrafter) -> None:
-        self.inner, self.taps, self.max_depth = inner, inner.taps, inner.max_depth
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.max_depth = inner, inner.max_depth
         self.drafts: list[Asked] = []
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        self.inner.observe(batch, hidden, taps, following)
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         asked = [replace(r, free_only=(r.length // 24 + r.prompt[0]) % 2 == 0) for r in requests]
@@ -50,9 +43,6 @@ class Sometimes:
     def reset(self, slot: int) -> None:
         self.inner.reset(slot)
 
-    def flush(self, slot: int) -> None:
-        self.inner.flush(slot)
-
 
 class Mix:
     """A random course of requests, the same for every drafter."""
@@ -60,13 +50,15 @@ class Mix:
     def __init__(self, model: Decoder, folder: Path, kind: str, postpone: int, seed: int) -> None:
         chance = random.Random(seed)
         pages, slots = (8, 14)[seed % 2], 4  # too few for all, or room for what was
-        self.drafter = Sometimes(
-            MtpDrafter(model, pages, slots, DEPTH, postpone=postpone)
+        network = (
+            CpuMtp(model, pages, slots, postpone=postpone)
             if kind == "mtp"
-            else DFlashDrafter(model, load_drafter(folder, model.config), pages, DEPTH, postpone=postpone)
+            else CpuDFlash(model, load_drafter(folder, model.config), pages, postpone=postpone)
         )
         config = EngineConfig(pages, slots, DEPTH, prefill_budget=64, checkpoints=6, checkpoint_interval=64)
-        self.engine = Engine(model, config, self.drafter)
+        self.engine = engine_on(model, config, network, wrap=Sometimes)
+        assert isinstance(self.engine.drafter, Sometimes)
+        self.drafter = self.engine.drafter
         self.answers: dict[int, list[int]] = {}
         texts: dict[int, list[int]] = {}
         prompts = [[chance.randrange(VOCAB) for _ in range(chance.choice([65, 100, 130, 190]))] for _ in range(4)]

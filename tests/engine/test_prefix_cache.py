@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.pages import Pool
 from stoker.engine.prefix_cache import PrefixCache
 from stoker.sampling.settings import Sampling
-from stoker.speculate.mtp import MtpDrafter
 from tests.conftest import FAMILIES
-from tests.engine.drive import drain
+from tests.engine.drive import drain, engine_on
 
 PAGES = 40
 
@@ -25,9 +25,9 @@ def words(seed: int, count: int) -> list[int]:
 
 
 def new_engine(model: Decoder, checkpoints: int, mtp: bool = True, pages: int = PAGES) -> Engine:
-    drafter = MtpDrafter(model, pages, 2, 4) if mtp and model.mtp else None
+    drafter = CpuMtp(model, pages, 2) if mtp and model.mtp else None
     config = EngineConfig(pages=pages, slots=2, max_depth=4, checkpoints=checkpoints, checkpoint_interval=256)
-    return Engine(model, config, drafter)
+    return engine_on(model, config, drafter)
 
 
 def ask(engine: Engine, prompt: list[int], boundaries: list[int], depth: int = 4) -> tuple[list[int], int, int]:

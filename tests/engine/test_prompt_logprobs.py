@@ -8,7 +8,7 @@ from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import TokenLogprob
 from stoker.sampling.settings import Sampling
-from tests.engine.drive import PAGES, run
+from tests.engine.drive import PAGES, engine_on, run
 
 PROMPT = [(7 * place * place + 3) % 512 for place in range(300)]
 
@@ -22,11 +22,11 @@ def scored(engine: Engine, others: int = 0) -> tuple[TokenLogprob, ...]:
 
 @pytest.fixture(scope="module")
 def whole(model: Decoder) -> tuple[TokenLogprob, ...]:
-    return scored(Engine(model, EngineConfig(pages=PAGES, slots=4, prefill_budget=512)))
+    return scored(engine_on(model, EngineConfig(pages=PAGES, slots=4, prefill_budget=512)))
 
 
 def test_they_are_the_log_softmax_of_a_forward_over_the_prompt(model: Decoder, whole: tuple[TokenLogprob, ...]) -> None:
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=1, prefill_budget=512))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, prefill_budget=512))
     hidden = []
     forward = engine._runner._forward  # type: ignore[attr-defined]
 
@@ -50,12 +50,12 @@ def test_they_are_the_log_softmax_of_a_forward_over_the_prompt(model: Decoder, w
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_chunks_and_neighbours_change_no_digit(model: Decoder, whole: tuple[TokenLogprob, ...], others: int) -> None:
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=4, prefill_budget=64))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=4, prefill_budget=64))
     assert scored(engine, others) == whole
 
 
 def test_a_cached_prompt_is_computed_again(model: Decoder, whole: tuple[TokenLogprob, ...]) -> None:
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=2, checkpoints=8, checkpoint_interval=64))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=2, checkpoints=8, checkpoint_interval=64))
     plain = engine.submit(PROMPT, Sampling(max_tokens=3))
     answer = [token for event in run(engine)[plain] for token in event.tokens]
     assert scored(engine) == whole

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from stoker.backends.cpu.decoder import Decoder
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.engine import EngineConfig
 from stoker.engine.prefix_cache import Stretches
 from stoker.engine.request import AUTO, Depth, Event, Finish, TokenLogprob
 from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
-from tests.engine.drive import DEPTH, PAGES, Oracle, run, settings_for
+from tests.engine.drive import DEPTH, PAGES, Oracle, engine_on, run, settings_for
 
 PLAIN, MASKED, STOPPED, FAILING, CONTINUED = range(5)  # variants of a request
 VOCAB = 512
@@ -98,7 +98,7 @@ class Requests:
 
     def solo(self, kind: Kind, stepped: Stretches = ()) -> Outcome:
         if (kind, stepped) not in self._known:
-            engine = Engine(self._model, EngineConfig(PAGES, 1, max_depth=0), tokenizer=self.tokenizer)
+            engine = engine_on(self._model, EngineConfig(PAGES, 1, max_depth=0), tokenizer=self.tokenizer)
             engine.submit(self.prompt(kind), self.sampling(kind), mask=self.mask(kind))
             engine.scheduler.waiting[0].stepped = stepped
             self._known[kind, stepped] = Outcome.of(run(engine)[0])
@@ -168,7 +168,7 @@ def test_every_request_ends_as_it_would_alone_and_everything_is_free_in_the_end(
         checkpoint_interval=64,
     )
     drafter = Prophet(lambda request: requests.solo(by_prompt[tuple(request.prompt)]).tokens, wrong)
-    engine = Engine(model, config, drafter, requests.tokenizer)
+    engine = engine_on(model, config, drafter, requests.tokenizer)
     events: dict[int, list[Event]] = {}
     stepped: dict[int, Stretches] = {}
 

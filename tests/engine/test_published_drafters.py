@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.drafting import CpuDFlash
 from stoker.backends.cpu.load import load_drafter
-from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.memory import DrafterBytes
+from stoker.backends.cpu.measure import DrafterBytes
+from stoker.engine.engine import EngineConfig
 from stoker.errors import ConfigError
-from stoker.speculate.dflash import DFlashDrafter
 from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, settings_for
+from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, engine_on, settings_for
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 FULL = "full_attention"
@@ -45,8 +45,8 @@ def test_drafting_with_a_published_config_changes_no_token(
     name: str, model: Decoder, prompts: list[list[int]], alone: list[list[int]], tmp_path: Path
 ) -> None:
     write_random_drafter(tmp_path, PUBLISHED[name])
-    drafter = DFlashDrafter(model, load_drafter(tmp_path, model.config), PAGES, DEPTH)
-    engine = Engine(model, EngineConfig(pages=PAGES, slots=SLOTS, max_depth=DEPTH, prefill_budget=128), drafter)
+    drafter = CpuDFlash(model, load_drafter(tmp_path, model.config), PAGES)
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=SLOTS, max_depth=DEPTH, prefill_budget=128), drafter)
     for index, prompt in enumerate(prompts[:4]):
         engine.submit(prompt, settings_for(index), depth=DEPTH)
     tokens = drain(engine)

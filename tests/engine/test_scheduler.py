@@ -1,20 +1,21 @@
 """Who runs when: first come, first served, prompts beside decoding, nobody starved, memory by the page."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from stoker.engine.engine import MAX_ROWS, Engine, EngineConfig
+from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.pages import Pool
 from stoker.engine.request import Event, Finish
+from stoker.engine.step import MAX_ROWS
 from stoker.sampling.settings import Sampling
-from tests.engine.drive import run
+from tests.engine.drive import engine_on, run
 from tests.engine.mock import MockDrafter, MockModel, answer
 
 
-def new_engine(drafts: int = 0, **options: Any) -> Engine:
+def new_engine(drafts: int = 0, model: MockModel | None = None, **options: Any) -> Engine:
     config = EngineConfig(**({"pages": 64, "slots": 4, "max_depth": max(1, drafts)} | options))
-    return Engine(MockModel().decoder, config, MockDrafter(drafts, wrong=5) if drafts else None)
+    return engine_on((model or MockModel()).decoder, config, MockDrafter(drafts, wrong=5) if drafts else None)
 
 
 def step(engine: Engine) -> dict[int, Event]:
@@ -118,11 +119,11 @@ def test_making_room_looks_at_each_checkpoint_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_step_of_more_rows_than_a_forward_may_have_is_split() -> None:
-    engine = new_engine(drafts=15, pages=64, slots=20)
+    model = MockModel()
+    engine = new_engine(drafts=15, model=model, pages=64, slots=20)
     prompts = [[index] * 30 for index in range(20)]
     for prompt in prompts:
         engine.submit(prompt, Sampling(max_tokens=40), 15)
-    model = cast(MockModel, engine.model)
     events = run(engine)
     assert model.most_rows <= MAX_ROWS < 20 * 16
     assert model.step_rows == engine.stats().totals.step_tokens

@@ -3,20 +3,20 @@
 import torch
 
 from stoker.backends.cpu.decoder import Decoder
-from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.memory import discard
+from stoker.backends.memory import discard
+from stoker.engine.engine import EngineConfig
 from stoker.sampling.settings import Sampling
-from tests.engine.drive import drain
+from tests.engine.drive import drain, engine_on
 
 
-def test_shedding_drops_every_checkpoint_and_changes_no_answer(model: Decoder) -> None:
-    engine = Engine(model, EngineConfig(pages=16, slots=2, checkpoints=4))
+def test_releasing_memory_drops_every_checkpoint_and_changes_no_answer(model: Decoder) -> None:
+    engine = engine_on(model, EngineConfig(pages=16, slots=2, checkpoints=4))
     prompt = [(7 * place) % 200 for place in range(200)]
     first = engine.submit(prompt, Sampling(max_tokens=6))
     answer = drain(engine)[first]
     assert engine.stats().checkpoints > 0
     assert engine.stats().pages_cached > 0
-    assert engine.shed() > 0
+    assert engine.release_memory() > 0
     assert (engine.stats().checkpoints, engine.stats().pages_used) == (0, 0)
     engine.check_integrity()
     again = engine.submit(prompt, Sampling(max_tokens=6))
@@ -26,14 +26,14 @@ def test_shedding_drops_every_checkpoint_and_changes_no_answer(model: Decoder) -
 def test_a_running_request_keeps_its_pages(model: Decoder) -> None:
     prompt = [(7 * place) % 200 for place in range(150)]
     answers = []
-    for shed in (False, True):
-        engine = Engine(model, EngineConfig(pages=16, slots=2, checkpoints=4))
+    for short in (False, True):
+        engine = engine_on(model, EngineConfig(pages=16, slots=2, checkpoints=4))
         request = engine.submit(prompt, Sampling(max_tokens=20))
         made = []
         while not engine.idle:
             made += [token for event in engine.step() for token in event.tokens if event.request_id == request]
-            if shed:
-                engine.shed()
+            if short:
+                engine.release_memory()
         engine.check_integrity()
         answers.append(made)
     assert answers[0] == answers[1]

@@ -5,8 +5,8 @@ import torch
 
 from stoker.backends.cpu.cache import Cache, KVPages, Snapshots
 from stoker.backends.cpu.load import config_dtype
+from stoker.backends.memory import tensor_bytes
 from stoker.demo import EMBEDDED
-from stoker.engine.memory import tensor_bytes
 from stoker.plan.catalog import find_model
 from stoker.sizes.memory import Caches, Item, caches_of, plan_memory, size
 from stoker.sizes.network import Drafter, Network

@@ -1,7 +1,6 @@
 """Drafters say how sure they are, stop when told to, may be made cheaper, and never change what comes out."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,22 @@ import torch
 from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.draft_head import DraftHead, HeadChoice
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.cpu.experts import SparseMlp
 from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.cpu.low_bits import lower_all
+from stoker.backends.cpu.postpone import Waiting
 from stoker.backends.family import PAGE_SIZE, Family
-from stoker.engine.generate import generate
 from stoker.sampling.settings import Sampling
-from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
+from stoker.speculate.choice import DRAFTER_FOLDER
 from stoker.speculate.combine import FirstOf
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft
-from stoker.speculate.draft_head import DraftHead, HeadChoice
 from stoker.speculate.drafter import Drafter, DraftRequest
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.low_bits import lower_all
 from stoker.speculate.mtp import MtpDrafter
-from stoker.speculate.postpone import Waiting
+from tests.engine.drive import generate
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 PROMPT = [(7 * i * i + 3 * i) % 512 for i in range(70)]
@@ -49,12 +49,19 @@ def directory(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFac
 class Text:
     """One sequence, decoded greedily one token at a time beside a drafter."""
 
-    def __init__(self, model: Decoder, drafter: Drafter, prompt: Sequence[int] = PROMPT) -> None:
-        self.model, self.drafter, self.prompt, self.output = model, drafter, list(prompt), list[int]()
+    def __init__(
+        self,
+        model: Decoder,
+        network: CpuMtp | CpuDFlash,
+        prompt: Sequence[int] = PROMPT,
+        wrap: Callable[[Drafter], Drafter] = lambda own: own,
+    ) -> None:
+        self.model, self.network, self.prompt, self.output = model, network, list(prompt), list[int]()
+        self.drafter = wrap(drafter_of(network))
         weight = model.embed_tokens.weight
         self.cache = Cache.allocate(model.config, pages=PAGES, slots=1, window=9, dtype=weight.dtype)
         self.pages = list(range(PAGES))
-        drafter.reset(0)
+        network.reset(0)
         self._forward(Family.PREFILL, Run(self.prompt, 0, 0, self.pages))
 
     def step(self) -> None:
@@ -69,39 +76,45 @@ class Text:
     @torch.inference_mode()
     def _forward(self, family: Family, run: Run) -> None:
         batch = Batch.of(family, [run], PAGE_SIZE)
-        hidden, taps = self.model(batch, self.cache, self.drafter.taps)
+        hidden, taps = self.model(batch, self.cache, self.network.taps)
         self.output.append(int(self.model.logits(hidden[-1:]).argmax()))
         following = torch.tensor([*run.tokens[1:], self.output[-1]])
-        self.drafter.observe(batch, hidden, taps, following)
+        self.network.observe(batch, hidden, taps, following)
 
 
-def drafters(model: Decoder, directory: Path, postpone: int = 0, head: HeadChoice | None = None) -> dict[str, Drafter]:
+def drafter_of(network: CpuMtp | CpuDFlash) -> MtpDrafter | DFlashDrafter:
+    return MtpDrafter(network, 5) if isinstance(network, CpuMtp) else DFlashDrafter(network, 5)
+
+
+def networks(
+    model: Decoder, directory: Path, postpone: int = 0, head: HeadChoice | None = None
+) -> dict[str, CpuMtp | CpuDFlash]:
     network = load_drafter(directory / DRAFTER_FOLDER, model.config)
     return {
-        "mtp": MtpDrafter(model, PAGES, 1, 5, head, postpone),
-        "dflash": DFlashDrafter(model, network, PAGES, 5, head, postpone),
+        "mtp": CpuMtp(model, PAGES, 1, head, postpone),
+        "dflash": CpuDFlash(model, network, PAGES, head, postpone),
     }
 
 
 @pytest.mark.parametrize("name", ["mtp", "dflash"])
 @torch.inference_mode()
 def test_confidence_is_the_probability_of_the_drafted_token(model: Decoder, directory: Path, name: str) -> None:
-    text = Text(model, drafters(model, directory)[name])
+    text = Text(model, networks(model, directory)[name])
     draft = text.propose()
     assert len(draft) == 5
     assert draft.source == name
     assert all(0.0 < sure <= 1.0 for sure in draft.confidence)
     if name == "mtp":
-        drafter = text.drafter
-        assert isinstance(drafter, MtpDrafter)
-        expected = model.logits(drafter._last[:1]).softmax(-1).max()
+        assert isinstance(text.network, CpuMtp)
+        expected = model.logits(text.network.last[:1]).softmax(-1).max()
         assert draft.confidence[0] == pytest.approx(float(expected), rel=1e-4)
 
 
 @torch.inference_mode()
 def test_mtp_makes_as_many_passes_as_it_is_told_and_dflash_needs_only_one(model: Decoder, directory: Path) -> None:
-    for name, drafter in drafters(model, directory).items():
-        text = Text(model, drafter)
+    for name, network in networks(model, directory).items():
+        text = Text(model, network)
+        drafter = text.drafter
         seen: list[int] = []
 
         def go_on(drafts: Sequence[Draft], seen: list[int] = seen) -> list[bool]:
@@ -116,10 +129,10 @@ def test_mtp_makes_as_many_passes_as_it_is_told_and_dflash_needs_only_one(model:
 
 @torch.inference_mode()
 def test_what_is_not_worth_a_pass_gets_only_what_is_free(model: Decoder, directory: Path) -> None:
-    for drafter in drafters(model, directory).values():
-        text = Text(model, drafter)
+    for network in networks(model, directory).values():
+        text = Text(model, network)
         assert len(text.propose(free_only=True)) == 0
-        both = Text(model, FirstOf(LookupDrafter(5), drafter), [*PROMPT[:30], *PROMPT[:30]])
+        both = Text(model, network, [*PROMPT[:30], *PROMPT[:30]], lambda own: FirstOf(LookupDrafter(5), own))
         both.output[-1] = PROMPT[30]  # as if the text went on repeating itself
         both.output[:] = []
         both.prompt = [*PROMPT[:40], *PROMPT[10:20]]
@@ -135,33 +148,31 @@ def test_catching_up_in_one_pass_leaves_the_same_bits_as_observing_every_step(
     model: Decoder, directory: Path, name: str
 ) -> None:
     """Drafts now and then, so that tokens wait for 1, 2, 3, ... steps, and once for longer than they may."""
-    prompt, late = Text(model, drafters(model, directory)[name]), Text(model, drafters(model, directory, 4)[name])
+    prompt, late = Text(model, networks(model, directory)[name]), Text(model, networks(model, directory, 4)[name])
     for step in range(24):
         for text in (prompt, late):
             text.step()
         if step in (0, 1, 3, 6, 10, 23):
             ours, theirs = prompt.propose(), late.propose()
             assert (ours.tokens, ours.confidence) == (theirs.tokens, theirs.confidence)
-    late.drafter.flush(0)
+    late.network.flush(0)
     written = len(PROMPT) + len(late.output) - 1
-    for ours_kv, theirs_kv in zip(_kv(prompt.drafter), _kv(late.drafter), strict=True):
+    for ours_kv, theirs_kv in zip(_kv(prompt.network), _kv(late.network), strict=True):
         assert torch.equal(ours_kv.flatten(0, 1)[:written], theirs_kv.flatten(0, 1)[:written])
 
 
-def _kv(drafter: Drafter) -> list[torch.Tensor]:
-    assert isinstance(drafter, MtpDrafter | DFlashDrafter)
-    layers = drafter._pages if isinstance(drafter._pages, list) else [drafter._pages]
+def _kv(network: CpuMtp | CpuDFlash) -> list[torch.Tensor]:
+    layers = network.pages if isinstance(network.pages, list) else [network.pages]
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def test_tokens_that_wait_go_with_their_slot(model: Decoder, directory: Path) -> None:
-    drafter = drafters(model, directory, postpone=64)["mtp"]
-    text = Text(model, drafter)
+    network = networks(model, directory, postpone=64)["mtp"]
+    text = Text(model, network)
     for _ in range(5):
         text.step()
-    drafter.reset(0)
-    assert isinstance(drafter, MtpDrafter)
-    assert drafter._waiting.count(0) == 0
+    network.reset(0)
+    assert network.waiting.count(0) == 0
 
 
 def test_several_slots_are_caught_up_together_in_as_few_passes_as_rows_allow() -> None:
@@ -227,7 +238,8 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same_logits(model: Decoder, b
 def test_cheaper_drafting_is_known_to_be_cheaper(model: Decoder, directory: Path) -> None:
     for name in ("mtp", "dflash"):
         plain, small = (
-            drafters(model, directory, head=head)[name].costs[name] for head in (None, HeadChoice(vocab=64, bits=8))
+            drafter_of(networks(model, directory, head=head)[name]).costs[name]
+            for head in (None, HeadChoice(vocab=64, bits=8))
         )
         assert small.token + small.block < plain.token + plain.block
 
@@ -247,11 +259,9 @@ def test_the_output_is_the_same_however_cheap_the_drafts(
     directory: Path, model: Decoder, draft: str, temperature: float
 ) -> None:
     own = load_model(directory).model  # `weights` rewrites the MTP head in place
-    choice = DraftChoice.parse(draft)
     sampling = Sampling(max_tokens=12, temperature=temperature, seed=4)
     plain = list(generate(model, PROMPT, sampling))
-    build = partial(choice.build, own, directory)
-    assert list(generate(own, PROMPT, sampling, depth=choice.depth, drafter=build)) == plain
+    assert list(generate(own, PROMPT, sampling, draft, directory)) == plain
 
 
 def test_quantised_networks_keep_small_gates_as_they_are(model: Decoder, directory: Path) -> None:
@@ -296,14 +306,10 @@ def test_lookup_learns_how_far_matches_go_without_any_being_verified() -> None:
 
 def test_a_pair_prefers_a_network_to_a_match_that_has_not_held_lately() -> None:
     class Sure:
-        taps: tuple[int, ...] = ()
-        observes = False
         max_depth = 4
         costs = LookupDrafter.costs
 
-        def observe(self, *arguments: object) -> None: ...
         def reset(self, slot: int) -> None: ...
-        def flush(self, slot: int) -> None: ...
         def propose(self, requests: Sequence[DraftRequest], go_on: object = None) -> list[Draft]:
             return [Draft([77], [0.9], "sure") if request.depth else Draft() for request in requests]
 

@@ -1,8 +1,8 @@
 """`stoker generate`: one prompt, one answer, in this process."""
 
 import json
+import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,9 +32,10 @@ def generate(
 ) -> None:
     """Continue a text, or answer a message with --chat."""
     need_engine()
+    from stoker.backends.build import build_backend
+    from stoker.backends.family import PAGE_SIZE
     from stoker.engine.config import check_request
-    from stoker.engine.generate import Timing
-    from stoker.engine.generate import generate as run
+    from stoker.engine.engine import Engine, EngineConfig
     from stoker.engine.request import AUTO
     from stoker.engine.tokenizer import Tokenizer
     from stoker.sampling.settings import Sampling
@@ -50,27 +51,43 @@ def generate(
     ids = tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
     check_request(loaded.config, ids, sampling)
 
-    timing = Timing()
+    pages = -(-(len(ids) + max_tokens) // PAGE_SIZE)
+    config = EngineConfig(pages=pages, slots=1, max_depth=choice.depth)
+    backend, drafter = build_backend(loaded.model, config, choice, directory)
+    engine = Engine(config, backend, drafter, tokenizer.backend)
+    engine.submit(ids, sampling, AUTO if choice.adaptive else choice.depth)
+
+    prefill_s = decode_s = 0.0
+    steps = 0
     produced: list[int] = []
     stream, text = tokenizer.stream(sampling.stop), ""
-    depth = AUTO if choice.adaptive else choice.depth
-    drafter = partial(choice.build, loaded.model, directory)
-    for token in run(loaded.model, ids, sampling, timing, depth, drafter, tokenizer.backend):
-        produced.append(token)
-        piece = stream.push(token)
-        text += piece
-        if not as_json:
-            typer.echo(piece, nl=False)
+    while not engine.idle:
+        started, decoding = time.perf_counter(), bool(produced)
+        events = engine.step()
+        if decoding:
+            decode_s += time.perf_counter() - started
+            steps += 1
+        else:  # the first token comes out of prefill
+            prefill_s += time.perf_counter() - started
+        for event in events:
+            for token in event.tokens:
+                produced.append(token)
+                piece = stream.push(token)
+                text += piece
+                if not as_json:
+                    typer.echo(piece, nl=False)
+            if event.failure:
+                raise event.failure
     rest = stream.flush()
-    steps_per_s = timing.steps / timing.decode_s if timing.steps else 0.0
-    accepted = (len(produced) - 1) / timing.steps if timing.steps else 0.0  # the first token came out of prefill
+    steps_per_s = steps / decode_s if steps else 0.0
+    accepted = (len(produced) - 1) / steps if steps else 0.0
     if as_json:
         result = {
             "text": text + rest,
             "token_ids": produced,
             "prompt_tokens": len(ids),
             "completion_tokens": len(produced),
-            "steps": timing.steps,
+            "steps": steps,
             "accepted_per_step": accepted,
             "tokens_per_s": steps_per_s * accepted,
             "steps_per_s": steps_per_s,
@@ -79,7 +96,7 @@ def generate(
         return
     typer.echo(rest)
     typer.echo(
-        f"{len(ids)} tokens in, {len(produced)} out; prefill {timing.prefill_s:.2f} s, "
+        f"{len(ids)} tokens in, {len(produced)} out; prefill {prefill_s:.2f} s, "
         f"then {steps_per_s * accepted:.1f} tokens/s at {accepted:.2f} tokens per step",
         err=True,
     )

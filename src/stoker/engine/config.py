@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.backends.family import CHUNK
+from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling, are_whole
 from stoker.weights.model_config import ModelConfig
@@ -37,6 +37,10 @@ class EngineConfig:
     def window(self) -> int:
         """Most tokens of one sequence in a step: the newest and its drafts."""
         return 1 + self.max_depth
+
+    def table_width(self, max_positions: int) -> int:
+        """Most pages of one request."""
+        return min(self.pages, -(-max_positions // PAGE_SIZE))
 
 
 def check_request(config: ModelConfig, prompt: Sequence[int], sampling: Sampling) -> None:

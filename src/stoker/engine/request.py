@@ -9,7 +9,7 @@ from stoker.engine.prefix_cache import Chain, Key, Stretches
 from stoker.engine.text import TextStream
 from stoker.errors import CheckpointError, RequestError, StokerError
 from stoker.sampling.extended import Extended
-from stoker.sampling.mask import TokenMask
+from stoker.sampling.mask import RemoteMask, TokenMask
 from stoker.sampling.sampler import Past
 from stoker.sampling.settings import Sampling
 
@@ -94,7 +94,7 @@ class Event:
 
 
 @dataclass(eq=False)
-class Sequence:
+class Request:
     """A request on its way. `computed` tokens are in cache and state, `replay` of them still pending there."""
 
     id: int
@@ -154,6 +154,21 @@ class Sequence:
             if self.computed < stop:
                 return Family.STEP, stop
         raise AssertionError("the prompt ends where the output begins")
+
+    @property
+    def mask_ready(self) -> bool:
+        return not isinstance(self.mask, RemoteMask) or self.mask.ready(self.output)
+
+    def draft_limit(self, max_depth: int) -> int:
+        """Never more drafts than could still be emitted beside the model's own token."""
+        depth = max_depth if self.depth == AUTO else self.depth
+        return max(0, min(depth, self.sampling.max_tokens - len(self.output) - 1))
+
+    def prefilled(self, tokens: int) -> None:
+        """So many more tokens of the prompt are in cache and state."""
+        self.computed += tokens
+        self.replay = 0
+        self.stats.prefill_tokens += tokens
 
     def push(self, token: int) -> None:
         """Adds an emitted token."""

@@ -1,8 +1,8 @@
-"""Who runs and who waits, and whose pages and slots are whose. First come, first served.
+"""Who runs and who waits, in which pages and slots, and what each brings to a step. First come, first served.
 
 Memory is bytes planned ahead (`memory.py`): pages of 64 tokens, which stand for KV of the model and of the drafter
-alike, and slots of recurrent state. When pages run out, checkpoints give way first, then the youngest request, which
-is computed again later.
+alike, and slots of recurrent state. When pages run out, snapshots of the prefix cache give way first, then the youngest
+request is preempted: it is computed again later.
 """
 
 from collections import deque
@@ -10,65 +10,59 @@ from collections.abc import Iterator
 
 import torch
 
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.family import PAGE_SIZE
-from stoker.engine.backend import States
+from stoker.backends.family import CHUNK, PAGE_SIZE, Family
+from stoker.engine.backend import Backend
 from stoker.engine.config import EngineConfig
-from stoker.engine.memory import discard, tensor_bytes
 from stoker.engine.pages import Pool
 from stoker.engine.prefix_cache import PrefixCache, clip, floor
-from stoker.engine.request import Sequence
+from stoker.engine.request import Request
+from stoker.engine.step import Chunk, StepTokens
+from stoker.errors import RequestError
 from stoker.speculate.drafter import Drafter
+
+Failed = tuple[Request, RequestError]  # a request whose mask failed, and how
 
 
 class Scheduler:
-    def __init__(
-        self, config: EngineConfig, cache: States, drafter: Drafter | None, longest: int, device: torch.device
-    ) -> None:
-        """`longest` is the most tokens one request can have."""
-        self.config, self._cache, self._drafter = config, cache, drafter
+    def __init__(self, config: EngineConfig, backend: Backend, drafter: Drafter | None) -> None:
+        self.config, self._backend, self._drafter = config, backend, drafter
         self.pages, self.slots = Pool(config.pages), Pool(config.slots)
         self.prefixes = PrefixCache(self.pages, config.checkpoints, config.checkpoint_interval)
-        self._snapshots = cache.snapshots(config.checkpoints)
-        self.snapshot_bytes = tensor_bytes(self._snapshots)
-        # a row per slot, written when pages are taken: a step need not build tables from lists as long as the context
-        width = min(config.pages, _pages_for(longest))
-        self.tables = torch.zeros(config.slots, width, dtype=torch.long, device=device)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # oldest first
-        self._by_id: dict[int, Sequence] = {}
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self._by_id: dict[int, Request] = {}
         self.preemptions = 0
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[Request]:
         return iter(self._by_id.values())
 
-    def add(self, sequence: Sequence) -> None:
-        self._by_id[sequence.id] = sequence
-        self.waiting.append(sequence)
+    def add(self, request: Request) -> None:
+        self._by_id[request.id] = request
+        self.waiting.append(request)
 
-    def find(self, request_id: int) -> Sequence | None:
+    def find(self, request_id: int) -> Request | None:
         return self._by_id.get(request_id)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, request: Request) -> None:
         """It has ended: everything it holds is free, its checkpoints stay."""
-        del self._by_id[sequence.id]
-        if sequence.slot < 0:
-            self.waiting.remove(sequence)
+        del self._by_id[request.id]
+        if request.slot < 0:
+            self.waiting.remove(request)
         else:
-            self._release(sequence)
+            self._release(request)
 
     def admit(self, now: float) -> None:
         """The head of the queue waits for room rather than being overtaken."""
         while self.waiting and self.slots.free:
-            sequence = self.waiting[0]
+            request = self.waiting[0]
             # at least one token is left to compute, from which a drafter learns where it stands
-            before = len(sequence.prompt) if not sequence.output else sequence.length - 1
-            fixed = None if sequence.stepped is None else sequence.history
+            before = len(request.prompt) if not request.output else request.length - 1
+            fixed = None if request.stepped is None else request.history
             found = None
-            if not sequence.scores_prompt:  # all of its prompt has to be computed
-                found = self.prefixes.match(sequence.tokens, sequence.chain, before, fixed)
+            if not request.scores_prompt:  # all of its prompt has to be computed
+                found = self.prefixes.match(request.tokens, request.chain, before, fixed)
             shared = list(found.pages) if found else []
-            need = _pages_for(sequence.length + 1) - len(shared)
+            need = _pages_for(request.length + 1) - len(shared)
             if need > self.pages.free + self.pages.reclaimable:  # told before a long prefix is walked, step after step
                 return
             self.pages.share(shared)  # first of all, so that making room cannot drop them
@@ -78,112 +72,150 @@ class Scheduler:
             while need > self.pages.free and self.prefixes.evict():
                 pass
             self.waiting.popleft()
-            sequence.slot = self.slots.take()[0]
-            self._hand_out(sequence, shared + self.pages.take(need))
-            self._cache.reset(sequence.slot)
+            request.slot = self.slots.take()[0]
+            self._hand_out(request, shared + self.pages.take(need))
+            self._backend.reset(request.slot)
             if found:
-                self._snapshots.restore(self._cache, sequence.slot, found.snapshot)
-                sequence.computed = found.position
-                if sequence.admitted_at is None:  # later it is its own work that a preempted request finds again
-                    sequence.stats.cached_tokens = min(found.position, len(sequence.prompt))
-            if sequence.stepped is None:
-                sequence.stepped = found.stepped if found else ()
+                self._backend.restore(request.slot, found.snapshot)
+                request.computed = found.position
+                if request.admitted_at is None:  # later it is its own work that a preempted request finds again
+                    request.stats.cached_tokens = min(found.position, len(request.prompt))
+            if request.stepped is None:
+                request.stepped = found.stepped if found else ()
             if self._drafter:
-                self._drafter.reset(sequence.slot)
-            if sequence.admitted_at is None:
-                sequence.admitted_at = now
-                sequence.stats.queue_s = now - sequence.submitted_at
-            self.running.append(sequence)
+                self._drafter.reset(request.slot)
+            if request.admitted_at is None:
+                request.admitted_at = now
+                request.stats.queue_s = now - request.submitted_at
+            self.running.append(request)
 
-    def make_room(self, sequence: Sequence, tokens: int) -> bool:
+    def next_chunks(self) -> tuple[list[Chunk], list[Failed]]:
+        """Prompt chunks within the budget of a step. Requests whose mask failed are gone already."""
+        chunks: list[Chunk] = []
+        failed: list[Failed] = []
+        budget = self.config.prefill_budget
+        for request in list(self.running):
+            family, end = request.stretch()
+            if family is not Family.PREFILL or not budget:
+                continue
+            # chunks end at multiples of 64 or with the stretch, so that chunking never shows in the bits
+            stop = min(end, (request.computed + budget) // CHUNK * CHUNK)
+            stop = min([stop, *(place for place in request.checkpoints if place > request.computed)])
+            if stop <= request.computed:
+                break
+            first = None
+            if stop == len(request.prompt) and not request.output:  # a preempted request has its first token
+                if not request.mask_ready:
+                    continue
+                try:
+                    first = StepTokens.decoding(request, self._backend.model.vocab_size, window=1).rows()[0]
+                except RequestError as error:
+                    self.remove(request)
+                    failed.append((request, error))
+                    continue
+            chunks.append(Chunk(request, request.tokens[request.computed : stop], first))
+            budget -= stop - request.computed
+        return chunks, failed
+
+    def next_step(self) -> tuple[list[StepTokens], list[Failed]]:
+        """What each running request brings to a step, with pages for it; requests whose mask failed are gone."""
+        entries: list[StepTokens] = []
+        failed: list[Failed] = []
+        for request in list(self.running):
+            family, stop = request.stretch()
+            if request.slot < 0 or family is not Family.STEP:  # an older request may just have pushed it out
+                continue
+            if not request.decoding:
+                entries.append(StepTokens.replaying(request, min(stop, request.computed + self.config.window)))
+                continue
+            if not request.mask_ready:
+                continue
+            try:
+                entry = StepTokens.decoding(request, self._backend.model.vocab_size, self.config.window)
+            except RequestError as error:
+                self.remove(request)
+                failed.append((request, error))
+                continue
+            reach = len(entry.drafts) if entry.forced else request.draft_limit(self.config.max_depth)
+            if self._make_room(request, request.length + reach):
+                entries.append(entry)
+        return entries, failed
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
         """Pages for `tokens` positions; checkpoints give way, then younger requests. False if it had to go itself."""
-        need = _pages_for(tokens) - len(sequence.pages)
+        need = _pages_for(tokens) - len(request.pages)
         while need > self.pages.free:
             if self.prefixes.evict():
                 continue
             victim = self.running[-1]
             self._preempt(victim)
-            if victim is sequence:
+            if victim is request:
                 return False
         if need > 0:
-            self._hand_out(sequence, self.pages.take(need))
+            self._hand_out(request, self.pages.take(need))
         return True
 
-    def keep_prompt(self, sequence: Sequence) -> None:
+    def keep_prompt(self, request: Request) -> None:
         """Takes a checkpoint if one belongs where the prompt is computed up to."""
-        position = sequence.computed
-        if position in sequence.checkpoints:
-            place = sequence.chain.place(sequence.tokens, position)
-            index = self.prefixes.add(place, position, sequence.pages, clip(sequence.history, position))
+        position = request.computed
+        if position in request.checkpoints:
+            place = request.chain.place(request.tokens, position)
+            index = self.prefixes.add(place, position, request.pages, clip(request.history, position))
             if index is not None:
-                self._save(sequence, index)
+                self._backend.save(request.slot, index)
 
-    def keep_output(self, sequence: Sequence) -> None:
+    def keep_output(self, request: Request) -> None:
         """Moves the checkpoint in a request's own output to the multiple of 64 its last step reached or passed.
 
         The tokens of that step are still pending; those before the checkpoint are committed to its copy of the state.
         """
-        position, committed = floor(sequence.computed), sequence.computed - sequence.replay
+        position, committed = floor(request.computed), request.computed - request.replay
         if position <= committed or not (self.config.cache_generated and self.prefixes.enabled):
             return
-        place, stepped = sequence.chain.place(sequence.tokens, position), clip(sequence.history, position)
-        index = self.prefixes.add(place, position, sequence.pages, stepped, sequence.latest_checkpoint)
-        sequence.latest_checkpoint = place, stepped
+        place, stepped = request.chain.place(request.tokens, position), clip(request.history, position)
+        index = self.prefixes.add(place, position, request.pages, stepped, request.latest_checkpoint)
+        request.latest_checkpoint = place, stepped
         if index is not None:
-            self._save(sequence, index, position - committed)
+            self._backend.save(request.slot, index, position - committed)
 
-    def shed(self) -> int:
+    def release_memory(self) -> int:
         """Drops every checkpoint, and hands the memory of snapshots and free pages back. Returns how many bytes."""
         self.prefixes.clear()
-        snapshots = [tensor for layer in self._snapshots.layers for tensor in layer]
-        free = self.pages.unheld()
-        return discard(snapshots, range(self.config.checkpoints)) + discard(_kv_tensors(self._cache), free)
+        return self._backend.release_memory(self.pages.unheld())
 
     def check_integrity(self) -> None:
         """Every page and slot is free, or its owners among requests and checkpoints are on record."""
-        held = [page for sequence in self.running for page in sequence.pages]
+        held = [page for request in self.running for page in request.pages]
         self.pages.check_integrity(held, self.prefixes.pinned())
         self.prefixes.check_integrity()
-        self.slots.check_integrity([sequence.slot for sequence in self.running])
-        if {id(sequence) for sequence in self} != {id(sequence) for sequence in (*self.waiting, *self.running)}:
+        self.slots.check_integrity([request.slot for request in self.running])
+        if {id(request) for request in self} != {id(request) for request in (*self.waiting, *self.running)}:
             raise AssertionError("requests by id differ from those that wait or run")
-        for sequence in self.running:
-            if self.tables[sequence.slot, : len(sequence.pages)].tolist() != sequence.pages:
-                raise AssertionError(f"the page table of request {sequence.id} differs from {sequence.pages}")
-        for sequence in self.waiting:
-            if sequence.slot != -1 or sequence.pages:
-                raise AssertionError(f"request {sequence.id} waits and holds slot {sequence.slot}, {sequence.pages}")
+        for request in self.running:
+            if self._backend.tables[request.slot, : len(request.pages)].tolist() != request.pages:
+                raise AssertionError(f"the page table of request {request.id} differs from {request.pages}")
+        for request in self.waiting:
+            if request.slot != -1 or request.pages:
+                raise AssertionError(f"request {request.id} waits and holds slot {request.slot}, {request.pages}")
 
-    def _save(self, sequence: Sequence, index: int, pending: int = 0) -> None:
-        self._snapshots.save(self._cache, sequence.slot, index, pending)
-        if self._drafter:
-            self._drafter.flush(sequence.slot)  # its KV of the text so far is shared from here on
+    def _hand_out(self, request: Request, pages: list[int]) -> None:
+        held = len(request.pages)
+        request.pages += pages
+        self._backend.tables[request.slot, held : held + len(pages)] = torch.tensor(pages, dtype=torch.long)
 
-    def _hand_out(self, sequence: Sequence, pages: list[int]) -> None:
-        held = len(sequence.pages)
-        sequence.pages += pages
-        self.tables[sequence.slot, held : held + len(pages)] = torch.tensor(pages, dtype=torch.long)
-
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, request: Request) -> None:
         """Back to the head of the queue; it will be computed again, in the families it was computed in."""
-        self._release(sequence)
-        sequence.computed = sequence.replay = 0
-        sequence.stats.preemptions += 1
+        self._release(request)
+        request.computed = request.replay = 0
+        request.stats.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(sequence)
+        self.waiting.appendleft(request)
 
-    def _release(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.slots.give_back([sequence.slot])
-        self.pages.give_back(sequence.pages)
-        sequence.slot, sequence.pages = -1, []
-
-
-def _kv_tensors(cache: States) -> list[torch.Tensor]:
-    """All that have a row per page."""
-    found = [layer for layer in cache.layers if isinstance(layer, KVPages)]
-    tensors = [(layer.keys, layer.values, layer.key_scales, layer.value_scales) for layer in found]
-    return [tensor for layer in tensors for tensor in layer if tensor is not None]
+    def _release(self, request: Request) -> None:
+        self.running.remove(request)
+        self.slots.give_back([request.slot])
+        self.pages.give_back(request.pages)
+        request.slot, request.pages = -1, []
 
 
 def _pages_for(tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The value of `--draft`: which drafter, how deep, how cheap. Parsed without torch; built once the model is there.
+"""The value of `--draft`: which drafter, how deep, how cheap. No torch: backends build it (`build.py` of each).
 
 none                        no drafts
 mtp:2, lookup+dflash:12     that drafter, always that deep
@@ -8,19 +8,14 @@ mtp:2,vocab=2048,head=int4  drafts from fewer tokens and bits of the head; ,weig
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stoker.errors import CheckpointError, RequestError
-
-if TYPE_CHECKING:
-    from stoker.backends.cpu.decoder import Decoder
-    from stoker.speculate.drafter import Drafter
 
 FORMS = "none, auto, or mtp:K, dflash:K, lookup:K, lookup+mtp:K or lookup+dflash:K with a number or auto for K"
 LIMITS = {"mtp": 8, "dflash": 15, "lookup": 16}  # deepest K of each
 PAIRS = (("mtp",), ("dflash",), ("lookup",), ("lookup", "mtp"), ("lookup", "dflash"))
 DRAFTER_FOLDER = "drafter"  # of a checkpoint directory, where `stoker build` puts a DFlash network
-POSTPONE = 64  # tokens a drafter may fall behind while the depth controller finds drafting not worth it
 Bits = Literal[4, 8]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 
@@ -75,65 +70,22 @@ class DraftChoice:
             return replace(self, head=BITS[value]) if name == "head" else replace(self, weights=BITS[value])
         raise RequestError(f"--draft is {text!r}: {name!r} is unknown, expected vocab=N, head=int8 or weights=int8.")
 
-    def build(self, model: "Decoder", directory: Path, pages: int, slots: int) -> "Drafter | None":
-        """The drafter for an engine with that many pages and slots."""
-        choice = self.resolved(model, directory)
-        built = [choice._build(kind, model, directory, pages, slots) for kind in choice.kinds]
-        if len(built) == 2:
-            from stoker.speculate.combine import FirstOf
-
-            return FirstOf(built[0], built[1])
-        return built[0] if built else None
-
-    def resolved(self, model: "Decoder", directory: Path) -> "DraftChoice":
-        """With `kinds` read off the checkpoint where that is still to do. Lookup is always there; a DFlash network
-        comes before the MTP head, since its depth costs one pass."""
-        if not self.best:
-            return self
-        if (directory / DRAFTER_FOLDER).is_dir():
-            kinds: tuple[str, ...] = ("lookup", "dflash")
-        else:
-            kinds = ("lookup", "mtp") if model.mtp is not None else ("lookup",)
-        return replace(self, kinds=kinds, best=False)
-
-    def expect(self, kind: str, model: "Decoder", directory: Path) -> None:
-        """Refuses a drafter that the checkpoint does not have."""
-        if kind == "mtp" and model.mtp is None:
+    def resolved(self, mtp: bool, directory: Path) -> "DraftChoice":
+        """With `kinds` read off the checkpoint where that is still to do; `mtp`: it has an MTP head. Lookup is always
+        there; a DFlash network comes before the MTP head, since its depth costs one pass. Refuses a drafter that the
+        checkpoint does not have."""
+        folder = directory / DRAFTER_FOLDER
+        if self.best:
+            kind = ("dflash",) if folder.is_dir() else ("mtp",) if mtp else ()
+            return replace(self, kinds=("lookup", *kind), best=False)
+        if "mtp" in self.kinds and not mtp:
             raise CheckpointError(
                 f"{directory} has no MTP head (no mtp.* tensors); draft with lookup:{self.depth}, "
                 "or add the head with stoker build --mtp."
             )
-        folder = directory / DRAFTER_FOLDER
-        if kind == "dflash" and not folder.is_dir():
+        if "dflash" in self.kinds and not folder.is_dir():
             raise CheckpointError(
                 f"{folder} does not exist: a DFlash network lies there; draft with mtp:{min(self.depth, 2)}, "
                 "or add it with stoker build --drafter."
             )
-
-    def _build(self, kind: str, model: "Decoder", directory: Path, pages: int, slots: int) -> "Drafter":
-        depth = min(self.depth, LIMITS[kind])
-        self.expect(kind, model, directory)
-        if kind == "lookup":
-            from stoker.speculate.lookup import LookupDrafter
-
-            return LookupDrafter(depth)
-        from stoker.speculate.draft_head import HeadChoice
-        from stoker.speculate.low_bits import lower_all
-
-        head = HeadChoice(self.vocab, self.head)
-        postpone = POSTPONE if self.adaptive else 0
-        if kind == "mtp":
-            from stoker.speculate.mtp import MtpDrafter
-
-            assert model.mtp is not None
-            if self.weights:
-                lower_all(model.mtp, self.weights)
-            return MtpDrafter(model, pages, slots, depth, head, postpone)
-        from stoker.backends.cpu.load import load_drafter
-        from stoker.speculate.dflash import DFlashDrafter
-
-        folder = directory / DRAFTER_FOLDER
-        network = load_drafter(folder, model.config, model.embed_tokens.weight.dtype, model.embed_tokens.weight.device)
-        if self.weights:
-            lower_all(network, self.weights)
-        return DFlashDrafter(model, network, pages, depth, head, postpone)
+        return self

@@ -1,11 +1,8 @@
-"""Two drafters in one: the first that has a guess worth following is followed. Each sees what it would see alone."""
+"""Two drafters in one: the first that has a guess worth following is followed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
-from stoker.backends.cpu.batch import Batch
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import Drafter, DraftRequest
@@ -14,20 +11,12 @@ TRUST = 0.8  # confidence in its first token from which the first drafter's gues
 
 
 class FirstOf:
-    """`first` is asked for all requests; `second` for those it had nothing good for. Only one of them may need taps."""
+    """`first` is asked for all requests; `second` for those it had nothing good for."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
-        if first.taps:
-            raise ValueError("the first drafter of a pair must not need taps")
         self._first, self._second = first, second
-        self.taps, self.observes = second.taps, first.observes or second.observes
         self.max_depth = max(first.max_depth, second.max_depth)
         self.costs: Mapping[str, DraftCost] = {**first.costs, **second.costs}
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        for drafter in (self._first, self._second):
-            if drafter.observes:
-                drafter.observe(batch, hidden, taps, following)
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         drafts = self._first.propose(requests, go_on)
@@ -40,6 +29,9 @@ class FirstOf:
         self._first.reset(slot)
         self._second.reset(slot)
 
-    def flush(self, slot: int) -> None:
-        self._first.flush(slot)
-        self._second.flush(slot)
+
+def combine(drafters: Sequence[Drafter]) -> Drafter | None:
+    """One, a pair, or none."""
+    if len(drafters) == 2:
+        return FirstOf(drafters[0], drafters[1])
+    return drafters[0] if drafters else None

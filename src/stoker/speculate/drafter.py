@@ -1,18 +1,16 @@
 """What the engine asks of a drafter, and the rule by which drafts are accepted.
 
-A drafter that computes with what the model computed sees every committed token exactly once (`observe`), whether or
-not it is asked to draft, so its own KV is always that of the text so far. What it guesses never changes the output,
-only how fast it comes.
+What a drafter guesses never changes the output, only how fast it comes. A drafter that computes drives a network of the
+backend; the backend shows that every committed token exactly once, whether or not it is asked to draft, so its keys and
+values are always those of the text so far.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
-from stoker.backends.cpu.batch import Batch
-from stoker.sampling.sampler import Past
+from stoker.sampling.extended import Extended
+from stoker.sampling.sampler import Past, Row
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
@@ -20,7 +18,7 @@ from stoker.speculate.draft import Draft, GoOn
 
 @dataclass(slots=True)
 class DraftRequest:
-    """One sequence that wants up to `depth` tokens after `output`."""
+    """One request that wants up to `depth` tokens after `output`."""
 
     slot: int
     pages: Sequence[int]
@@ -37,22 +35,42 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    taps: tuple[int, ...]  # trunk layers whose output `observe` needs
-    observes: bool  # else it needs the text alone and `observe` is not called
     max_depth: int
     costs: Mapping[str, DraftCost]  # by the source its drafts name; a source that is not there is free
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        """Committed tokens: their post-norm hidden [T, H], taps [T, n * H] and the token that follows each [T]."""
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         """Up to `depth` guesses for each request; a drafter that works in passes asks `go_on` after each."""
 
     def reset(self, slot: int) -> None:
-        """The slot belongs to a new sequence."""
+        """The slot belongs to a new request."""
 
-    def flush(self, slot: int) -> None:
-        """Everything observed of this slot is now in the drafter's KV. Needed before its pages are shared."""
+
+class Groups(Protocol):
+    def groups(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> list[list[int]]: ...
+
+
+def groups_of(
+    network: Groups, requests: Sequence[DraftRequest], max_depth: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Indices of the requests that want a network's drafts, in groups it can serve at once, and the depth of each."""
+    live = [i for i, request in enumerate(requests) if request.depth > 0 and not request.free_only]
+    depths = [min(requests[i].depth, max_depth) for i in live]
+    if live:
+        for group in network.groups([requests[i] for i in live], depths):
+            yield [live[place] for place in group], [depths[place] for place in group]
+
+
+def draft_row(request: DraftRequest, drafts: Sequence[int]) -> Row:
+    """How the draft after `drafts` is chosen. The text so far is spelled out only for settings that look at it."""
+    sampling = request.sampling
+    looks = sampling.penalizes or sampling.min_tokens
+    return Row(
+        sampling,
+        request.length + len(drafts),
+        request.prompt if looks else (),
+        Extended(request.output, drafts) if looks else (),
+        past=request.past,
+    )
 
 
 def accept(drafts: Sequence[int], targets: Sequence[int]) -> list[int]:

@@ -3,9 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from stoker.backends.cpu.batch import Batch
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest
@@ -33,8 +30,6 @@ class LookupDrafter:
     that came whether or not it was verified, so that costs nothing either.
     """
 
-    taps: tuple[int, ...] = ()
-    observes = False
     costs: Mapping[str, DraftCost] = {}
 
     def __init__(self, max_depth: int) -> None:
@@ -44,17 +39,11 @@ class LookupDrafter:
         self._went_on = [STRENGTH * (1.0 - 0.9 / max(2, n)) for n in range(lengths)]  # longer matches go on more often
         self._seen = [STRENGTH] * lengths
 
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        """Everything it needs is in the text."""
-
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         return [self._draft(request) for request in requests]
 
     def reset(self, slot: int) -> None:
         self._texts[slot] = _Text()
-
-    def flush(self, slot: int) -> None:
-        """Nothing is put off."""
 
     def _draft(self, request: DraftRequest) -> Draft:
         text = self._texts.get(request.slot)

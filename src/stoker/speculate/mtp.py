@@ -1,99 +1,66 @@
-"""Drafting with the model's own MTP head: one layer, fed back to itself for depths beyond one.
-
-The head's KV row at position t needs the token at t + 1. Rows written while drafting are guesses; `observe`
-overwrites them from true hiddens.
-"""
+"""Drafting with the model's own MTP head: one layer, fed back to itself for depths beyond one."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.family import PAGE_SIZE, Family
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.depth.reads import read_bytes
 from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.draft_head import DraftHead, HeadChoice, draft_row
-from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.postpone import Waiting
+from stoker.speculate.drafter import DraftRequest, groups_of
 
 SOURCE = "mtp"
 
 
+class MtpPasses(Protocol):
+    """Drafts of some requests as they are made, one more in every pass. The first is there from the beginning."""
+
+    def next(self, depths: Sequence[int]) -> None:
+        """One more draft for each request that has fewer than its depth."""
+
+    def read(self, depths: Sequence[int]) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[float]]]:
+        """What was drafted up to each request's depth: tokens, and the probability of each. The host waits for it."""
+
+
+class MtpNetwork(Protocol):
+    """A backend's MTP head, with keys and values of its own. The backend shows it the tokens that are committed."""
+
+    @property
+    def cost(self) -> DraftCost: ...
+
+    def groups(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> list[list[int]]:
+        """Indices of requests that can be drafted for together."""
+
+    def begin(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> MtpPasses:
+        """Makes the first draft of each; no depth will grow."""
+
+
 class MtpDrafter:
-    """`postpone` committed tokens of a request may wait until the next draft for it, or until they are as many."""
+    """After each pass it asks whether another is worth it, if there is anybody to ask."""
 
-    taps: tuple[int, ...] = ()
-    observes = True
-
-    def __init__(
-        self, model: Decoder, pages: int, slots: int, max_depth: int, head: HeadChoice | None = None, postpone: int = 0
-    ) -> None:
-        if model.mtp is None:
-            raise ValueError("this model has no MTP head")
-        self.max_depth = max_depth
-        self._model, self._network, self._head = model, model.mtp, DraftHead(model, head)
-        config, weight = model.config, model.embed_tokens.weight
-        self._pages = KVPages.allocate(pages, config.num_kv_heads, config.head_dim, weight.dtype, weight.device)
-        # output of the network at the last observed position: the first draft comes from it
-        self._last = weight.new_zeros(slots, config.hidden_size)
-        self._postpone, self._waiting = postpone, Waiting()
-        # every draft reads head and layer: the layer's first pass is that of observing the newest tokens
-        layer, _ = read_bytes(self._network, config.moe, tokens=1)
-        self.costs: Mapping[str, DraftCost] = {SOURCE: DraftCost(token=layer + self._head.nbytes)}
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        if not self._postpone or batch.family is Family.PREFILL:
-            self._observe(batch, hidden, following)
-            return
-        self._waiting.add(batch, hidden, following)
-        self._catch_up([slot for slot in batch.slots.tolist() if self._waiting.count(slot) >= self._postpone])
+    def __init__(self, network: MtpNetwork, max_depth: int) -> None:
+        self.max_depth, self._network = max_depth, network
+        self.costs: Mapping[str, DraftCost] = {SOURCE: network.cost}
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
-        live = [i for i, request in enumerate(requests) if request.depth > 0 and not request.free_only]
-        if not live:
-            return [Draft() for _ in requests]
-        drafts: list[list[int]] = [[] for _ in requests]
-        sure: list[list[float]] = [[] for _ in requests]
-        self._catch_up([requests[i].slot for i in live])
-        self._head.read([requests[i] for i in live])
-        hidden = self._last[[requests[i].slot for i in live]]
-        while live:
-            rows = [draft_row(requests[i], drafts[i]) for i in live]
-            guesses = self._head.guess(self._head.logits(hidden), rows)
-            for i, (token, confidence) in zip(live, guesses, strict=True):
-                drafts[i].append(token)
-                sure[i].append(confidence)
-            deeper = [len(drafts[i]) < min(requests[i].depth, self.max_depth) for i in live]
-            if go_on and any(deeper):
-                wanted = go_on([Draft(d, s, SOURCE if d else "") for d, s in zip(drafts, sure, strict=True)])
-                deeper = [can and wanted[i] for i, can in zip(live, deeper, strict=True)]
-            live, hidden = [i for i, more in zip(live, deeper, strict=True) if more], hidden[torch.tensor(deeper)]
-            if live:
-                # the network at position p reads the token at p + 1: here the newest draft
-                runs = [
-                    Run([drafts[i][-1]], requests[i].length + len(drafts[i]) - 2, requests[i].slot, requests[i].pages)
-                    for i in live
-                ]
-                batch = Batch.of(Family.STEP, runs, PAGE_SIZE, hidden.device)
-                hidden = self._network(batch, self._model.embed_tokens(batch.token_ids), hidden, self._pages)
-        return [Draft(d, s, SOURCE) if d else Draft() for d, s in zip(drafts, sure, strict=True)]
+        found = [Draft() for _ in requests]
+        for group, depths in groups_of(self._network, requests, self.max_depth):
+            passes = self._network.begin([requests[i] for i in group], depths)
+            for made in range(1, max(depths)):
+                if go_on is not None:
+                    so_far = [Draft() for _ in requests]
+                    for i, tokens, sure in zip(group, *passes.read(_capped(depths, made)), strict=True):
+                        so_far[i] = Draft(tokens, sure, SOURCE)
+                    wanted = go_on(so_far)
+                    depths = [n if wanted[i] else min(n, made) for i, n in zip(group, depths, strict=True)]
+                    if max(depths) == made:
+                        break
+                passes.next(depths)
+            for i, tokens, sure in zip(group, *passes.read(depths), strict=True):
+                found[i] = Draft(tokens, sure, SOURCE)
+        return found
 
     def reset(self, slot: int) -> None:
-        """Pages are overwritten before they are read."""
-        self._waiting.drop(slot)
-        self._head.reset(slot)
+        """The backend resets its network."""
 
-    def flush(self, slot: int) -> None:
-        self._catch_up([slot])
 
-    def _catch_up(self, slots: Sequence[int]) -> None:
-        for batch, hidden, following in self._waiting.take(slots):
-            self._observe(batch, hidden, following)
-
-    def _observe(self, batch: Batch, hidden: Tensor, following: Tensor) -> None:
-        out = self._network(batch, self._model.embed_tokens(following), hidden, self._pages)
-        self._last[batch.slots] = out[batch.last_rows]
+def _capped(depths: Sequence[int], made: int) -> list[int]:
+    return [min(depth, made) for depth in depths]

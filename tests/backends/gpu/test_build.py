@@ -34,7 +34,7 @@ def test_a_model_is_handed_over_layer_by_layer(monkeypatch: pytest.MonkeyPatch, 
     kept = {name for name, parameter in decoder.named_parameters() if not parameter.is_meta}
     assert kept == {"embed_tokens.weight", "norm.weight"}
     assert step_bytes(decoder) == bytes_before
-    engine = Engine(decoder, CONFIG, drafter, None, backend)
+    engine = Engine(CONFIG, backend, drafter)
     bias = dict.fromkeys((3, 4), 100.0)
     engine.submit([3, 4, 3, 4, 3], Sampling(max_tokens=8, logit_bias=bias), depth=2)
     assert set(drain(engine)[0]) <= {3, 4}

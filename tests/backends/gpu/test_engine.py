@@ -6,15 +6,16 @@ import pytest
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
+from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.drafter import Drafter
 from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig
 from tests.backends.gpu.test_dflash import config as dflash_config
 from tests.backends.gpu.test_dflash import randomize
-from tests.engine.drive import run
+from tests.engine.drive import engine_on, run
 from tests.support.random_checkpoint import random_tensors, small_config
 
 pytest.importorskip("triton")
@@ -39,22 +40,24 @@ def model() -> Decoder:
 
 
 def check_answer(kind: str) -> None:
+    from stoker.backends.gpu.backend import GpuBackend
     from stoker.backends.gpu.dflash import pack_dflash
-    from stoker.backends.gpu.runner import GpuBackend
+    from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
     from stoker.backends.gpu.weights import pack_decoder
 
     decoder, depth = model(), 1 if kind == "mtp" else 2
     network = randomize(DFlash(replace(dflash_config(), vocab_size=32, mask_token_id=31)))
     config = EngineConfig(pages=2, slots=1, max_depth=depth, prefill_budget=64)
-    backend = GpuBackend(decoder.config, config, pack_decoder(decoder, 128))
-    own: Drafter
-    other: Drafter
+    read, weights = step_bytes(decoder), pack_decoder(decoder, 128)
     if kind == "mtp":
-        own, other = backend.draft_with_mtp(depth), MtpDrafter(decoder, 2, 1, depth)
+        head = GpuMtp(decoder.config, weights, 2, 1, depth)
+        gpu = Engine(config, GpuBackend(decoder.config, config, weights, read, head), MtpDrafter(head, depth))
+        cpu = engine_on(decoder, config, CpuMtp(decoder, 2, 1))
     else:
-        own = backend.draft_with_dflash(network.config, pack_dflash(network, 128), depth)
-        other = DFlashDrafter(decoder, network, 2, depth)
-    engines = [Engine(decoder, config, own, None, backend), Engine(decoder, config, other)]
+        drafter = GpuDFlash(network.config, pack_dflash(network, 128), weights, 2, 1, depth)
+        gpu = Engine(config, GpuBackend(decoder.config, config, weights, read, drafter), DFlashDrafter(drafter, depth))
+        cpu = engine_on(decoder, config, CpuDFlash(decoder, network, 2))
+    engines = [gpu, cpu]
     found = []
     for engine in engines:
         engine.submit([5, 17, 30], Sampling(max_tokens=3, logprobs=3), depth=depth)

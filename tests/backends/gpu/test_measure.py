@@ -9,12 +9,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import stoker.backends.cpu.load
-import stoker.speculate.low_bits
+import stoker.backends.cpu.low_bits
+from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_model
+from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.build import gpu_backend
 from stoker.backends.gpu.graphs import Download, Upload
 from stoker.backends.gpu.measure import count, measure, tensors_of
-from stoker.backends.gpu.runner import GpuBackend, GpuRunner
 from stoker.demo import EMBEDDED
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
@@ -39,10 +40,10 @@ def storages(tensors: list[Tensor]) -> dict[int, int]:
     return {part._cdata: part.nbytes() for part in parts}
 
 
-def built(sizes: EngineConfig, choice: DraftChoice) -> tuple[Engine, GpuBackend]:
+def built(sizes: EngineConfig, choice: DraftChoice) -> tuple[Engine, GpuBackend, Decoder]:
     model = load_model(EMBEDDED).model
     backend, drafter = gpu_backend(model, sizes, choice, EMBEDDED)
-    return Engine(model, sizes, drafter, None, backend), backend
+    return Engine(sizes, backend, drafter), backend, model
 
 
 @pytest.mark.parametrize(
@@ -50,19 +51,18 @@ def built(sizes: EngineConfig, choice: DraftChoice) -> tuple[Engine, GpuBackend]
 )
 def test_counted_bytes_are_those_allocated(monkeypatch: pytest.MonkeyPatch, draft: str, kv_dtype: str | None) -> None:
     """On the CPU in the GPU's place, where every tensor of the process can be found without knowing who has it."""
-    for module in (stoker.backends.cpu.load, stoker.speculate.low_bits):
+    for module in (stoker.backends.cpu.load, stoker.backends.cpu.low_bits):
         monkeypatch.setattr(module, "prepare", lambda module, progress=None: None)  # the CPU's own order of weights
     choice = DraftChoice.parse(draft)
     sizes = EngineConfig(pages=20, slots=3, max_depth=choice.depth, checkpoints=2, kv_dtype=kv_dtype)
     built(sizes, choice)  # tables that operations keep for whoever comes next
     before, _ = alive()
-    engine, backend = built(sizes, choice)
-    assert isinstance(engine._runner, GpuRunner)
-    found = count(backend, engine.scheduler, engine._runner)
+    engine, backend, model = built(sizes, choice)
+    found = count(backend)
     tensors, ways = alive()
     new = storages(tensors)
     packed = storages(list(tensors_of(backend.weights, set())))
-    handed_over = tensors_of([vars(part) for part in engine.model.modules()], set())  # norms are left in it
+    handed_over = tensors_of([vars(part) for part in model.modules()], set())  # norms are left in it
     unpacked = [tensor for tensor in handed_over if tensor.untyped_storage()._cdata not in packed]
     for known in (before, [way._host for way in ways], unpacked):
         for key in storages(known):

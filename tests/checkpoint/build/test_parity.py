@@ -12,9 +12,9 @@ from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
 from stoker.checkpoint.build import Recipe, build
 from stoker.checkpoint.inspect.report import inspect
-from stoker.engine.generate import generate
 from stoker.sampling.settings import Sampling
 from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
+from tests.engine.drive import generate
 from tests.support import situations
 
 PROMPTS, LENGTH, ANSWER = 50, 48, 12

@@ -8,12 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stoker.engine.engine import Engine, EngineConfig
+from stoker.backends.cpu.load import load_model
+from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Event, Finish
 from stoker.engine.worker.client import EngineClient
 from stoker.engine.worker.spec import EngineSpec
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
+from tests.engine.drive import engine_on
 from tests.engine.specs import Broken, Only, Unreadable
 from tests.engine.worker.waiting import CONFIG, LONG, PATIENCE_S, PAUSE, live, next_of, tokens_of
 
@@ -34,7 +36,7 @@ def some_sampling(index: int) -> Sampling:
 @pytest.fixture(scope="module")
 def alone(spec: EngineSpec) -> Callable[[list[int], Sampling], list[int]]:
     """The answer of an undrafted engine of this process that has nothing else to do."""
-    model = spec.build(lambda loading: None).engine.model
+    model = load_model(spec.directory).model
     known: dict[str, list[int]] = {}
 
     def answer(prompt: list[int], sampling: Sampling) -> list[int]:
@@ -44,7 +46,7 @@ def alone(spec: EngineSpec) -> Callable[[list[int], Sampling], list[int]]:
         return known[key]
 
     def compute(prompt: list[int], sampling: Sampling) -> list[int]:
-        engine = Engine(model, EngineConfig(pages=20, slots=1, max_depth=0))
+        engine = engine_on(model, EngineConfig(pages=20, slots=1, max_depth=0))
         engine.submit(prompt, sampling)
         made: list[int] = []
         while not engine.idle:

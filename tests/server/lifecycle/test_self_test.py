@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.load import Loaded, load_model
 from stoker.demo import EMBEDDED
 from stoker.engine.engine import Engine
@@ -42,8 +43,8 @@ def plan() -> Plan:
 
 @pytest.fixture
 def engine(loaded: Loaded, plan: Plan, model: ServedModel) -> Engine:
-    drafter = CHOICE.build(loaded.model, EMBEDDED, plan.engine.pages, plan.engine.slots)
-    return Engine(loaded.model, plan.engine, drafter, model.tokenizer.backend)
+    backend, drafter = cpu_backend(loaded.model, plan.engine, CHOICE, EMBEDDED)
+    return Engine(plan.engine, backend, drafter, model.tokenizer.backend)
 
 
 def check(engine: Engine, model: ServedModel, plan: Plan) -> None:
@@ -70,10 +71,10 @@ def test_a_drafter_at_chance_is_refused(
 
 
 def test_logits_that_are_not_finite_are_refused(
-    engine: Engine, model: ServedModel, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, loaded: Loaded, model: ServedModel, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits = engine.model.logits
-    monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden) * torch.tensor(float("nan")))
+    logits = loaded.model.logits
+    monkeypatch.setattr(loaded.model, "logits", lambda hidden: logits(hidden) * torch.tensor(float("nan")))
     with pytest.raises(StokerError, match="not finite"):
         check(engine, model, plan)
 

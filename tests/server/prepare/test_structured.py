@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
@@ -158,16 +159,16 @@ def test_a_mask_that_was_led_astray_answers_again(model: ServedModel) -> None:
 def test_the_same_tokens_with_and_without_drafting(model: ServedModel) -> None:
     """Exact inside drafted blocks: sampled under a grammar, every drafter gives what none gives."""
     loaded = load_model(EMBEDDED)
-    backend = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
-    prompt = backend.encode(prompts()["JSON"][0], add_special_tokens=False).ids
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    prompt = tokenizer.encode(prompts()["JSON"][0], add_special_tokens=False).ids
     rules = [grammar(model, schema) for schema in SCHEMAS]
 
     def answers(draft: str) -> list[list[int]]:
         choice = DraftChoice.parse(draft)
         config = EngineConfig(pages=64, slots=4, max_depth=choice.depth)
-        drafter = choice.build(loaded.model, EMBEDDED, config.pages, config.slots)
+        backend, drafter = cpu_backend(loaded.model, config, choice, EMBEDDED)
         depth: Depth = AUTO if choice.adaptive else choice.depth
-        with LocalEngine(Engine(loaded.model, config, drafter, backend)) as engine:
+        with LocalEngine(Engine(config, backend, drafter, tokenizer)) as engine:
             streams = [
                 engine.submit(
                     prompt,

@@ -11,10 +11,12 @@ from torch import Tensor
 from stoker.backends.cpu.ops.deltanet import DeltaState, commit
 from stoker.backends.cpu.recurrence import Recurrence, ring_size
 from stoker.backends.family import PAGE_SIZE
+from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.weights.model_config import FULL, DeltaConfig, ModelConfig
 
 FP8 = torch.float8_e4m3fn
+KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": FP8}
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,27 @@ class Cache:
         kernel = config.delta.conv_kernel if config.delta else 1
         recurrence = Recurrence(slots, window, kernel, device)
         return cls(tuple(state(kind) for kind in config.layer_types), recurrence)
+
+    @classmethod
+    def of_engine(
+        cls,
+        config: ModelConfig,
+        engine: EngineConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int | None = None,
+        slots: int | None = None,
+    ) -> "Cache":
+        """`pages` and `slots` other than the engine's own are for measuring."""
+        return cls.allocate(
+            config,
+            pages=engine.pages if pages is None else pages,
+            slots=engine.slots if slots is None else slots,
+            window=engine.window,
+            dtype=dtype,
+            device=device,
+            kv_dtype=KV_DTYPES[engine.kv_dtype] if engine.kv_dtype else None,
+        )
 
     @property
     def delta_states(self) -> list[DeltaState]:

@@ -4,17 +4,21 @@ from pathlib import Path
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_drafter
+from stoker.backends.cpu.low_bits import lower_all
 from stoker.backends.family import PAGE_SIZE
+from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.dflash import pack_dflash
-from stoker.backends.gpu.runner import GpuBackend
+from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
 from stoker.backends.gpu.weights import StepWeights, pack_decoder
 from stoker.engine.config import EngineConfig
 from stoker.errors import ConfigError, RequestError
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
-from stoker.speculate.combine import FirstOf
+from stoker.speculate.combine import combine
+from stoker.speculate.depth.reads import step_bytes
+from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter
-from stoker.speculate.low_bits import lower_all
+from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig
 
 
@@ -25,34 +29,43 @@ def gpu_backend(
     for several engines on one model."""
     config = model.config
     _check(config, engine, draft)
-    choice = draft.resolved(model, directory)
-    for kind in choice.kinds:
-        choice.expect(kind, model, directory)
+    choice = draft.resolved(model.mtp is not None, directory)
     positions = min(config.max_positions, engine.pages * PAGE_SIZE)
+    read = step_bytes(model)
     if weights is None:
         if choice.weights and "mtp" in choice.kinds and model.mtp is not None:
             lower_all(model.mtp, choice.weights)
         weights = pack_decoder(model, positions, release=True)
-    backend = GpuBackend(config, engine, weights)
-    drafters = [_drafter(kind, backend, choice, model, directory, positions) for kind in choice.kinds]
-    if len(drafters) == 2:
-        return backend, FirstOf(drafters[0], drafters[1])
-    return backend, drafters[0] if drafters else None
+    network: GpuMtp | GpuDFlash | None = None
+    drafters: list[Drafter] = []
+    for kind in choice.kinds:
+        depth = min(choice.depth, LIMITS[kind])
+        if kind == "lookup":
+            drafters.append(LookupDrafter(depth))
+        elif kind == "mtp":
+            network = GpuMtp(config, weights, engine.pages, engine.slots, depth)
+            drafters.append(MtpDrafter(network, depth))
+        else:
+            network = _dflash(model, engine, choice, directory, weights, depth, positions)
+            drafters.append(DFlashDrafter(network, depth))
+    return GpuBackend(config, engine, weights, read, network), combine(drafters)
 
 
-def _drafter(
-    kind: str, backend: GpuBackend, choice: DraftChoice, model: Decoder, directory: Path, positions: int
-) -> Drafter:
-    depth = min(choice.depth, LIMITS[kind])
-    if kind == "lookup":
-        return LookupDrafter(depth)
-    if kind == "mtp":
-        return backend.draft_with_mtp(depth)
+def _dflash(
+    model: Decoder,
+    engine: EngineConfig,
+    choice: DraftChoice,
+    directory: Path,
+    trunk: StepWeights,
+    depth: int,
+    positions: int,
+) -> GpuDFlash:
     weight = model.embed_tokens.weight
     network = load_drafter(directory / DRAFTER_FOLDER, model.config, weight.dtype, weight.device)
     if choice.weights:
         lower_all(network, choice.weights)
-    return backend.draft_with_dflash(network.config, pack_dflash(network, positions), depth)
+    weights = pack_dflash(network, positions)
+    return GpuDFlash(network.config, weights, trunk, engine.pages, engine.slots, depth)
 
 
 def _check(config: ModelConfig, engine: EngineConfig, draft: DraftChoice) -> None:

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.load import load_model
+from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.build import gpu_backend
-from stoker.backends.gpu.drafters import DFlashDrafter
+from stoker.backends.gpu.drafting import GpuDFlash
 from stoker.backends.gpu.graphs import Download, Upload
-from stoker.backends.gpu.runner import GpuBackend, GpuRunner
 from stoker.engine.config import EngineConfig
 from stoker.engine.memory import UnitBytes
-from stoker.engine.scheduler import Scheduler
 from stoker.speculate.choice import DraftChoice
 
 CONTEXT = 512 << 20  # CUDA's own, and compiled kernels
@@ -61,13 +59,11 @@ class GpuBytes:
 def measure(directory: Path, sizes: EngineConfig, draft: DraftChoice) -> GpuBytes:
     """Of an engine on a checkpoint, of which only headers are read. Raises what building it would raise."""
     model = load_model(directory, device="meta").model
-    backend, drafter = gpu_backend(model, sizes, draft, directory)
-    scheduler = Scheduler(sizes, backend.cache, drafter, model.config.max_positions, torch.device("meta"))
-    return count(backend, scheduler, backend.runner(scheduler))
+    return count(gpu_backend(model, sizes, draft, directory)[0])
 
 
-def count(backend: GpuBackend, scheduler: Scheduler, runner: GpuRunner) -> GpuBytes:
-    """Of an engine as it is."""
+def count(backend: GpuBackend) -> GpuBytes:
+    """Of a backend as it is."""
     network, cache = backend.network, backend.cache.tensors
     seen: set[int] = set()
 
@@ -83,15 +79,15 @@ def count(backend: GpuBackend, scheduler: Scheduler, runner: GpuRunner) -> GpuBy
 
     return GpuBytes(  # in this order: what two have is counted where it comes first
         sizes=backend.engine,
-        weights=taken(backend.weights, network.network.weights if isinstance(network, DFlashDrafter) else ()),
+        weights=taken(backend.weights, network.network.weights if isinstance(network, GpuDFlash) else ()),
         pages=taken([layer for layer in cache.layers if isinstance(layer, KVPages)]),
         drafter_pages=taken(network.network.pages if network else ()),
         slots=taken(cache.deltas),
-        checkpoints=scheduler.snapshot_bytes,
+        checkpoints=taken(backend.snapshots),
         drafter=taken(network),
-        prompts=taken(runner.prompts),
-        steps=taken(backend.cache, runner.programs),
-        graphs=CONTEXT + runner.graphs * GRAPH + MOMENTARY * max(each.logits.nbytes for each in runner.programs),
+        prompts=taken(backend.prompts),
+        steps=taken(backend.cache, backend.programs),
+        graphs=CONTEXT + backend.graphs * GRAPH + MOMENTARY * max(each.logits.nbytes for each in backend.programs),
     )
 
 

@@ -28,7 +28,7 @@ from stoker.backends.gpu.kernels.rows import best_tokens, mtp_inputs
 from stoker.backends.gpu.packed import Kind, PackedWeight
 from stoker.backends.gpu.state import GpuCache, heads_of
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MtpWeights, StepWeights
-from stoker.engine.outcome import SCORED_ROWS
+from stoker.engine.backend import SCORED_ROWS
 from stoker.errors import RequestError
 from stoker.weights.model_config import ModelConfig
 

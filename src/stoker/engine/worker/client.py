@@ -27,8 +27,8 @@ from stoker.engine.worker.messages import (
     Command,
     Ended,
     Events,
+    ReleaseMemory,
     Report,
-    Shed,
     Shutdown,
     Submit,
 )
@@ -201,11 +201,11 @@ class EngineClient(ABC):
             self._send(AskStats(self._next_ticket))
         return future
 
-    def shed(self) -> None:
+    def release_memory(self) -> None:
         """Gives up the prefix cache between two steps, and its memory back to the system where that can be done."""
         with self._lock:
             self._check_up()
-            self._send(Shed())
+            self._send(ReleaseMemory())
 
     @abstractmethod
     def close(self, drain: bool = False, timeout: float | None = None) -> None:

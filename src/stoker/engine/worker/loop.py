@@ -21,8 +21,8 @@ from stoker.engine.worker.messages import (
     Command,
     Ended,
     Events,
+    ReleaseMemory,
     Report,
-    Shed,
     Shutdown,
     Submit,
 )
@@ -102,8 +102,9 @@ class EngineLoop:
                     self._pass_on(event)
             case AskStats():
                 self._send(Answer(command.ticket, deepcopy(self._engine.stats())))
-            case Shed():
-                log.warning("the prefix cache was given up, and %d bytes went back to the system", self._engine.shed())
+            case ReleaseMemory():
+                released = self._engine.release_memory()
+                log.warning("the prefix cache was given up, and %d bytes went back to the system", released)
             case Shutdown():
                 self._shutdown = command
 

@@ -45,7 +45,7 @@ class AskStats:
 
 
 @dataclass(frozen=True)
-class Shed:
+class ReleaseMemory:
     """Memory runs short: give up the prefix cache."""
 
 
@@ -55,7 +55,7 @@ class Shutdown:
     reason: str
 
 
-Command = Submit | Cancel | AskStats | Shed | Shutdown
+Command = Submit | Cancel | AskStats | ReleaseMemory | Shutdown
 
 
 @dataclass(frozen=True)

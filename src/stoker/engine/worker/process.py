@@ -219,7 +219,7 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
     told = Shutdown(drain=False, reason=f"the engine process (pid {os.getpid()}) was told to stop by SIGTERM.")
     signal.signal(signal.SIGTERM, lambda number, frame: inbox.put(told))  # while loading, it simply ends
     heap.freeze_loaded()
-    send(Ready(built.engine.model.config, tuple(built.notes), os.getpid()))
+    send(Ready(built.engine.backend.model, tuple(built.notes), os.getpid()))
     EngineLoop(built.engine, inbox, send).run()
     return None
 

@@ -37,6 +37,7 @@ class EngineSpec:
     def build(self, report: Callable[[Loading], None]) -> Built:
         from tokenizers import Tokenizer
 
+        from stoker.backends.build import build_backend
         from stoker.backends.cpu.load import load_model
         from stoker.engine.engine import Engine
 
@@ -44,17 +45,10 @@ class EngineSpec:
         loaded = load_model(self.directory, device=self.device, progress=_phases(report))
         file = self.directory / "tokenizer.json"
         tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None  # for stop strings
-        if self.device.startswith("cuda") and loaded.config.moe is not None:  # dense models: the reference operations
-            from stoker.backends.gpu.build import gpu_backend
-
-            report(Loading("kernels"))
-            backend, drafter = gpu_backend(loaded.model, self.config, self.draft, self.directory)
-            return Built(Engine(loaded.model, self.config, drafter, tokenizer, backend), loaded.notes)
-        if self.draft.depth:
-            report(Loading("drafter"))
-        drafter = self.draft.build(loaded.model, self.directory, self.config.pages, self.config.slots)
-        report(Loading("caches"))
-        return Built(Engine(loaded.model, self.config, drafter, tokenizer), loaded.notes)
+        backend, drafter = build_backend(
+            loaded.model, self.config, self.draft, self.directory, lambda phase: report(Loading(phase))
+        )
+        return Built(Engine(self.config, backend, drafter, tokenizer), loaded.notes)
 
 
 def _phases(report: Callable[[Loading], None]) -> Callable[[int, int], None]:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.backends.cpu.load import config_dtype
+from stoker.backends.cpu.measure import DrafterBytes, unit_bytes
 from stoker.backends.family import PAGE_SIZE
 from stoker.engine.config import EngineConfig
-from stoker.engine.memory import DrafterBytes, UnitBytes, size
+from stoker.engine.memory import UnitBytes, size
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.memory_guard import Reading
@@ -95,8 +96,8 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
 def _on_cpu(config: ServerConfig, model: ModelConfig, choice: DraftChoice, pages: int) -> Needs:
     dtype = config_dtype(model)
     drafter = _drafter_bytes(choice, model, config.directory)
-    own = UnitBytes.of(model, choice.depth, dtype, None, config.kv_dtype)
-    return _weight_bytes(config), own, UnitBytes.of(model, choice.depth, dtype, drafter, config.kv_dtype), ()
+    own = unit_bytes(model, choice.depth, dtype, None, config.kv_dtype)
+    return _weight_bytes(config), own, unit_bytes(model, choice.depth, dtype, drafter, config.kv_dtype), ()
 
 
 def _on_gpu(config: ServerConfig, model: ModelConfig, choice: DraftChoice, pages: int) -> Needs:

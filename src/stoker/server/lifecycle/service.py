@@ -203,7 +203,7 @@ class Service:
         engine = self.supervisor.engine
         if engine and engine.alive:
             self.metrics.shed_caches.inc()
-            engine.shed()
+            engine.release_memory()
 
     def _give_up(self, reason: str) -> None:
         self.failure = StokerError(reason)

@@ -1,4 +1,4 @@
-"""The engine on the GPU's runner, with plain twins in the kernels' places: what it promises of tokens, pages and reads.
+"""The engine on the GPU's backend, with plain twins of the kernels: what it promises of tokens, pages and reads.
 
 `test_step.py` and `test_dflash.py` compare the kernels themselves with the model, in Triton's interpreter.
 """
@@ -18,10 +18,12 @@ pytest.importorskip("triton")
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.gpu import graphs
+from stoker.backends.gpu.backend import GpuBackend, Program
 from stoker.backends.gpu.dflash import pack_dflash
+from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
 from stoker.backends.gpu.mtp import Mtp, MtpPropose
-from stoker.backends.gpu.runner import GpuBackend, GpuRunner, Program
 from stoker.backends.gpu.state import Bucket
 from stoker.backends.gpu.weights import StepWeights, pack_decoder
 from stoker.engine.engine import Engine, EngineConfig
@@ -29,13 +31,14 @@ from stoker.engine.request import AUTO, Event, Finish
 from stoker.sampling.settings import Sampling
 from stoker.speculate.combine import FirstOf
 from stoker.speculate.depth.controller import DepthController
+from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter, DraftRequest
 from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig
 from tests.backends.gpu import test_dflash, twins
-from tests.engine.drive import Oracle, drain, run, settings_for
+from tests.engine.drive import Oracle, drain, engine_on, run, settings_for
 from tests.support.random_checkpoint import random_tensors, small_config
 
 VOCAB, TOKENS, DEPTH = 64, 20, 3
@@ -84,28 +87,34 @@ class Gpu:
     def __call__(self, drafter: str | Drafter | None = None, **sizes: Any) -> Engine:
         if isinstance(drafter, str):
             return self.with_network(drafter, **sizes)[0]
-        config, backend = self._backend(DEPTH if drafter else 0, sizes)
-        return Engine(self.model, config, drafter, None, backend)
+        config = self._config(DEPTH if drafter else 0, sizes)
+        return Engine(config, self._backend(config), drafter)
 
     def with_network(
         self, kind: str, wrap: Callable[[Drafter], Drafter] = lambda own: own, depth: int = DEPTH, **sizes: Any
     ) -> tuple[Engine, Drafter]:
-        config, backend = self._backend(depth, sizes)
-        network: Drafter
+        config = self._config(depth, sizes)
+        pages, slots = config.pages, config.slots
+        network: GpuMtp | GpuDFlash
+        own: Drafter
         if kind == "mtp":
-            network = backend.draft_with_mtp(depth)
+            network = GpuMtp(self.model.config, self.weights, pages, slots, depth)
+            own = MtpDrafter(network, depth)
         else:
             drafter = self.dflash()
-            network = backend.draft_with_dflash(drafter.config, pack_dflash(drafter, 2048), depth)
-        return Engine(self.model, config, wrap(network), None, backend), network
+            network = GpuDFlash(drafter.config, pack_dflash(drafter, 2048), self.weights, pages, slots, depth)
+            own = DFlashDrafter(network, depth)
+        return Engine(config, self._backend(config, network), wrap(own)), own
 
     def dflash(self) -> DFlash:
         torch.manual_seed(7)
         return test_dflash.network()
 
-    def _backend(self, depth: int, sizes: dict[str, Any]) -> tuple[EngineConfig, GpuBackend]:
-        config = replace(EngineConfig(pages=24, slots=4, max_depth=depth, prefill_budget=64), **sizes)
-        return config, GpuBackend(self.model.config, config, self.weights)
+    def _config(self, depth: int, sizes: dict[str, Any]) -> EngineConfig:
+        return replace(EngineConfig(pages=24, slots=4, max_depth=depth, prefill_budget=64), **sizes)
+
+    def _backend(self, config: EngineConfig, network: GpuMtp | GpuDFlash | None = None) -> GpuBackend:
+        return GpuBackend(self.model.config, config, self.weights, step_bytes(self.model), network)
 
 
 @pytest.fixture
@@ -168,7 +177,7 @@ def knows(prompts: list[list[int]], alone: list[list[Event]]) -> tuple[Answers, 
 
 
 def test_tokens_are_those_of_the_model_on_the_cpu(model: Decoder, prompts, alone) -> None:
-    engine = Engine(model, EngineConfig(pages=24, slots=8, max_depth=0))
+    engine = engine_on(model, EngineConfig(pages=24, slots=8, max_depth=0))
     expected = ask(engine, prompts, [asked(i) for i in range(len(prompts))])
     # the two round differently: a near tie may fall otherwise, and all that follows with it
     shared = [
@@ -223,17 +232,16 @@ def test_networks_change_no_bit_and_draft_as_on_the_cpu(gpu: Gpu, model: Decoder
     found = ask(engine, prompts, settings, depths)
     assert [told(events) for events in found] == [told(events) for events in alone]
     assert engine.stats().totals.accepted > 10
-    own: Drafter = MtpDrafter(model, 24, 4, DEPTH)
-    if kind == "dflash":
-        own = DFlashDrafter(model, gpu.dflash(), 24, DEPTH)
-    theirs = noted(own)
-    both = FirstOf(Sometimes(*knows(prompts, alone)), own)
-    ask(
-        Engine(model, EngineConfig(pages=24, slots=4, max_depth=DEPTH, prefill_budget=64), both),
-        prompts,
-        settings,
-        depths,
-    )
+    config = EngineConfig(pages=24, slots=4, max_depth=DEPTH, prefill_budget=64)
+    theirs: dict[tuple[int, int], Draft] = {}
+
+    def behind(own: Drafter) -> Drafter:
+        nonlocal theirs
+        theirs = noted(own)
+        return FirstOf(Sometimes(*knows(prompts, alone)), own)
+
+    own = CpuMtp(model, 24, 4) if kind == "mtp" else CpuDFlash(model, gpu.dflash(), 24)
+    ask(engine_on(model, config, own, wrap=behind), prompts, settings, depths)
     common = ours.keys() & theirs.keys()
     assert len(common) > 12
     pairs = [pair for key in common for pair in _pairs(ours[key], theirs[key])]
@@ -364,7 +372,7 @@ def test_the_controller_is_told_how_many_experts_a_step_touched(
     """Three requests in buckets for four: what pads them counts for nothing. Eight rows and more are an upper bound."""
     steps: list[tuple[int, bool, float]] = []
 
-    def noted(self: GpuRunner, tokens: int, own=GpuRunner.distinct_experts) -> float | None:
+    def noted(self: GpuBackend, tokens: int, own=GpuBackend.distinct_experts) -> float | None:
         found = own(self, tokens)
         assert found is not None
         assert own(self, tokens + 1) is None, "another forward's"
@@ -388,7 +396,7 @@ def test_the_controller_is_told_how_many_experts_a_step_touched(
     ) -> None:
         own(self, emitted, 1e-3, 0.0, distinct)  # a draft costs nothing, however busy the machine: all are verified
 
-    monkeypatch.setattr(GpuRunner, "distinct_experts", noted)
+    monkeypatch.setattr(GpuBackend, "distinct_experts", noted)
     monkeypatch.setattr(Program, "fill", fill)
     monkeypatch.setattr(DepthController, "observe", unhurried)
     answers = {tuple(prompt): [7] * TOKENS for prompt in prompts}

@@ -1,14 +1,14 @@
-"""Drafting networks on the GPU as the engine asks them: requests in, drafts out, one read by the host.
+"""Drafting networks on the GPU: requests in, drafts out, one read by the host.
 
-The runner shows them each step's own tensors, so `observe` has nothing left to do.
+The backend shows them each step's own tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import ROWS, fitting, sequence_counts, smallest, split_counts
 from stoker.backends.gpu.dflash import BlockBuffers, DFlashNetwork, DFlashPropose, DFlashWeights
@@ -20,9 +20,7 @@ from stoker.backends.gpu.weights import StepWeights
 from stoker.sampling.sampler import Row, choose
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.draft_head import draft_row
-from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.drafter import DraftRequest, draft_row
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig
 
@@ -30,56 +28,6 @@ from stoker.weights.model_config import ModelConfig
 def is_plain(sampling: Sampling) -> bool:
     """Whether the largest logit is the choice."""
     return sampling.temperature == 0.0 and not sampling.shapes
-
-
-class GpuDrafter:
-    """What both have in common. `bind` comes before the first request."""
-
-    taps: tuple[int, ...] = ()
-    observes = False
-    max_depth: int
-    costs: Mapping[str, DraftCost]
-    source: str
-
-    def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
-        """The runner has shown it the step already."""
-
-    def reset(self, slot: int) -> None:
-        """Pages are overwritten before they are read."""
-
-    def flush(self, slot: int) -> None:
-        """Nothing waits."""
-
-    def bind(self, tables: Tensor, recorder: Recorder, longest: int) -> None:
-        """Records the launches. `tables` [slots, P] are the pages of each slot, for texts up to `longest` tokens."""
-        raise NotImplementedError
-
-    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
-        found = [Draft() for _ in requests]
-        live = [i for i, request in enumerate(requests) if request.depth > 0 and not request.free_only]
-        for group in fitting(
-            self._buckets,
-            live,
-            lambda i: self._rows(requests[i]),
-            lambda i: requests[i].length + self._depth(requests[i]),
-        ):
-            self._draft(requests, group, found, go_on)
-        return found
-
-    @property
-    def _buckets(self) -> Sequence[Bucket]:
-        raise NotImplementedError
-
-    def _rows(self, request: DraftRequest) -> int:
-        raise NotImplementedError
-
-    def _draft(
-        self, requests: Sequence[DraftRequest], group: Sequence[int], found: list[Draft], go_on: GoOn | None
-    ) -> None:
-        raise NotImplementedError
-
-    def _depth(self, request: DraftRequest) -> int:
-        return min(request.depth, self.max_depth)
 
 
 class _Program:
@@ -100,110 +48,105 @@ class _Program:
         fill_numbers(self.upload, self.bucket, rows)
 
 
-class MtpDrafter(GpuDrafter):
-    """Depths beyond one feed the head with its own draft. Asked whether to go on, it reads a few numbers after each."""
+class GpuMtp:
+    """The model's MTP head. The backend binds it before the first request."""
 
-    source = "mtp"
+    taps: tuple[int, ...] = ()
 
     def __init__(self, config: ModelConfig, weights: StepWeights, pages: int, slots: int, max_depth: int) -> None:
-        self.network, self.max_depth, self._slots = Mtp(config, weights, pages, slots), max_depth, slots
+        self.network, self._max_depth, self._slots = Mtp(config, weights, pages, slots), max_depth, slots
         assert weights.mtp is not None
         assert config.moe is not None
         moe = weights.mtp.layer.moe
         experts = config.moe.top_k * (moe.gate_up.nbytes + moe.down.nbytes) // config.moe.num_experts
-        self.costs = {self.source: DraftCost(token=mtp_bytes(weights.mtp) + experts + weights.head.nbytes)}
+        self.cost = DraftCost(token=mtp_bytes(weights.mtp) + experts + weights.head.nbytes)
         self._programs: list[_MtpProgram] = []
 
     def bind(self, tables: Tensor, recorder: Recorder, longest: int) -> None:
+        """Records the launches. `tables` [slots, P] are the pages of each slot, for texts up to `longest` tokens."""
         buckets = [Bucket(n, 1, splits) for n in sequence_counts(self._slots) for splits in split_counts(longest)]
         own = StepBuffers.shared(self.network.config, buckets, 1, tables.device, logits=True)
         self._programs = [
-            _MtpProgram(self.network, bucket, self.max_depth, tables, recorder, buffers)
+            _MtpProgram(self.network, bucket, self._max_depth, tables, recorder, buffers)
             for bucket, buffers in zip(buckets, own, strict=True)
         ]
 
-    @property
-    def _buckets(self) -> Sequence[Bucket]:
-        return [program.bucket for program in self._programs]
+    def groups(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> list[list[int]]:
+        buckets = [program.bucket for program in self._programs]
+        return fitting(buckets, range(len(requests)), lambda i: 1, lambda i: requests[i].length + depths[i])
 
-    def _rows(self, request: DraftRequest) -> int:
-        return 1
-
-    def _draft(
-        self, requests: Sequence[DraftRequest], group: Sequence[int], found: list[Draft], go_on: GoOn | None
-    ) -> None:
-        mine = [requests[i] for i in group]
-        depths = [self._depth(request) for request in mine]
-        index = smallest(self._buckets, len(mine), 1, max(r.length + d for r, d in zip(mine, depths, strict=True)))
-        assert index is not None
-        program = self._programs[index]
-        # the head stands at the token before the newest, where it has seen the newest
-        program.fill([([], r.slot, r.length - 2, 1, depth) for r, depth in zip(mine, depths, strict=True)])
-        looks = go_on is not None or any(r.sampling.penalizes or r.sampling.min_tokens for r in mine)
-        drafts: list[list[int]] = [[] for _ in mine]
-        sure: list[list[float]] = [[] for _ in mine]
-        program.first()
-        for place in range(max(depths)):
-            if place:
-                program.next()
-            program.redraw(place, mine, drafts if looks else [[0] * place for _ in mine])
-            if looks and place + 1 < max(depths):
-                drafts, sure = program.read(depths, place + 1)
-                if go_on is not None:
-                    so_far = [Draft() for _ in found]
-                    for i, tokens, chances in zip(group, drafts, sure, strict=True):
-                        so_far[i] = Draft(tokens, chances, self.source)
-                    wanted = go_on(so_far)
-                    depths = [
-                        depth if wanted[i] else min(depth, place + 1) for i, depth in zip(group, depths, strict=True)
-                    ]
-                    if max(depths) == place + 1:
-                        break
-        drafts, sure = program.read(depths, max(depths))
-        for i, tokens, chances in zip(group, drafts, sure, strict=True):
-            found[i] = Draft(tokens, chances, self.source)
+    def begin(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> "_MtpProgram":
+        program = _smallest(self._programs, requests, depths, rows=1)
+        program.begin(requests, depths)
+        return program
 
 
 class _MtpProgram(_Program):
+    """Recorded passes of one bucket, and where drafting with them stands."""
+
     def __init__(
         self, network: Mtp, bucket: Bucket, depth: int, tables: Tensor, recorder: Recorder, buffers: StepBuffers
     ) -> None:
         super().__init__(bucket, tables)
         self._propose = MtpPropose(network, bucket, depth, self.inputs, buffers)
         self._results = Download(self._propose.results)
-        self.first = recorder.record(self._first)
+        self._first = recorder.record(self._launch_first)
         if depth > 1:  # recording runs it once, which makes the second draft
-            self.next = recorder.record(self._propose.next)
+            self._next = recorder.record(self._propose.next)
+        self._requests: Sequence[DraftRequest] = ()
+        self._made = self._read = 0  # drafts, and how many of them the host has
+        self._tokens: list[list[int]] = []
+        self._sure: list[list[float]] = []
 
-    def _first(self) -> None:
+    def begin(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> None:
+        self._requests, self._made, self._read = requests, 1, 0
+        # the head stands at the token before the newest, where it has seen the newest
+        self.fill([([], r.slot, r.length - 2, 1, depth) for r, depth in zip(requests, depths, strict=True)])
+        self._first()
+        self._redraw()
+
+    def next(self, depths: Sequence[int]) -> None:
+        if any(request.sampling.penalizes or request.sampling.min_tokens for request in self._requests):
+            self._fetch()
+        self._next()
+        self._made += 1
+        self._redraw()
+
+    def read(self, depths: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
+        self._fetch()
+        return (
+            [self._tokens[b][:depth] for b, depth in enumerate(depths)],
+            [self._sure[b][:depth] for b, depth in enumerate(depths)],
+        )
+
+    def _fetch(self) -> None:
+        if self._read == self._made:
+            return
+        host, self._read = self._results.read(), self._made
+        self._tokens, self._sure = host[0].t().tolist(), host[1].view(torch.float32).t().tolist()
+
+    def _launch_first(self) -> None:
         self.find_pages()
         self._propose.first()
 
-    def redraw(self, place: int, requests: Sequence[DraftRequest], drafts: Sequence[Sequence[int]]) -> None:
-        """Draft `place` anew for requests that do not take the largest logit."""
-        special = [b for b, request in enumerate(requests) if not is_plain(request.sampling)]
+    def _redraw(self) -> None:
+        """The last draft anew for requests that do not take the largest logit."""
+        special = [b for b, request in enumerate(self._requests) if not is_plain(request.sampling)]
         if special:
-            own = self._propose.buffers
+            own, place = self._propose.buffers, self._made - 1
             assert own.best.logits is not None
             at = torch.tensor(special, device=own.tokens.device)
-            rows = [draft_row(requests[b], drafts[b][:place]) for b in special]
+            # only settings that look at drafts need to know them; for others it is enough how many there are
+            before = [self._tokens[b][:place] if self._read else [0] * place for b in special]
+            rows = [draft_row(self._requests[b], drafts) for b, drafts in zip(special, before, strict=True)]
             tokens, sure = _drawn(own.best.logits[at], rows)
             own.tokens[at] = tokens
             self._propose.tokens[place, at] = tokens
             self._propose.sure[place, at] = sure
 
-    def read(self, depths: Sequence[int], made: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The first of what was made, up to each request's depth."""
-        host = self._results.read()
-        tokens, sure = host[0].t().tolist(), host[1].view(torch.float32).t().tolist()
-        shown = [min(depth, made) for depth in depths]
-        return [tokens[b][:n] for b, n in enumerate(shown)], [sure[b][:n] for b, n in enumerate(shown)]
 
-
-class DFlashDrafter(GpuDrafter):
-    """One pass for a whole block."""
-
-    source = "dflash"
+class GpuDFlash:
+    """A DFlash network. The backend binds it before the first request."""
 
     def __init__(
         self,
@@ -214,14 +157,15 @@ class DFlashDrafter(GpuDrafter):
         slots: int,
         max_depth: int,
     ) -> None:
-        self.taps = config.taps
-        self.max_depth, self._slots = min(max_depth, config.block_size - 1), slots
+        self.config, self.taps = config, config.taps
+        self._max_depth, self._slots = min(max_depth, config.block_size - 1), slots
         self.network = DFlashNetwork(config, weights, trunk, pages)
-        self.costs = {self.source: DraftCost(block=weights.nbytes + trunk.head.nbytes)}
+        self.cost = DraftCost(block=weights.nbytes + trunk.head.nbytes)
         self._programs: list[_DFlashProgram] = []
 
     def bind(self, tables: Tensor, recorder: Recorder, longest: int) -> None:
-        most = self.max_depth + 1
+        """As that of an MTP head."""
+        most = self._max_depth + 1
         buckets = [
             Bucket(count, rows, splits)
             for splits in split_counts(longest)
@@ -236,36 +180,30 @@ class DFlashDrafter(GpuDrafter):
             for bucket, buffers in zip(buckets, own, strict=True)
         ]
 
-    @property
-    def _buckets(self) -> Sequence[Bucket]:
-        return [program.bucket for program in self._programs]
+    def groups(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> list[list[int]]:
+        buckets = [program.bucket for program in self._programs]
+        return fitting(buckets, range(len(requests)), lambda i: depths[i] + 1, lambda i: requests[i].length + depths[i])
 
-    def _rows(self, request: DraftRequest) -> int:
-        return self._depth(request) + 1
-
-    def _draft(
-        self, requests: Sequence[DraftRequest], group: Sequence[int], found: list[Draft], go_on: GoOn | None
-    ) -> None:
-        mine = [requests[i] for i in group]
-        depths = [self._depth(request) for request in mine]
-        keys = max(request.length + depth for request, depth in zip(mine, depths, strict=True))
-        index = smallest(self._buckets, len(mine), max(depths) + 1, keys)
-        assert index is not None
-        program = self._programs[index]
-        mask = self.network.config.mask_token_id
+    def blocks(
+        self, requests: Sequence[DraftRequest], depths: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        program = _smallest(self._programs, requests, depths, rows=max(depths) + 1)
+        mask = self.config.mask_token_id
         program.fill(
             [
                 ([request.output[-1], *[mask] * depth], request.slot, request.length - 1, depth + 1, 0)
-                for request, depth in zip(mine, depths, strict=True)
+                for request, depth in zip(requests, depths, strict=True)
             ]
         )
         program.run()
-        for b, (request, depth) in enumerate(zip(mine, depths, strict=True)):
+        for b, (request, depth) in enumerate(zip(requests, depths, strict=True)):
             if not is_plain(request.sampling):
                 program.redraw(b, request, depth)
         tokens, sure = program.read()
-        for b, (i, depth) in enumerate(zip(group, depths, strict=True)):
-            found[i] = Draft(tokens[b][1 : depth + 1], sure[b][1 : depth + 1], self.source)
+        return (
+            [tokens[b][1 : depth + 1] for b, depth in enumerate(depths)],
+            [sure[b][1 : depth + 1] for b, depth in enumerate(depths)],
+        )
 
 
 class _DFlashProgram(_Program):
@@ -299,6 +237,20 @@ class _DFlashProgram(_Program):
         shape = (self.bucket.sequences, self.bucket.rows)
         host = self._results.read()
         return host[0].view(shape).tolist(), host[1].view(torch.float32).view(shape).tolist()
+
+
+Network = GpuMtp | GpuDFlash
+_AnyProgram = TypeVar("_AnyProgram", bound=_Program)
+
+
+def _smallest(
+    programs: Sequence[_AnyProgram], requests: Sequence[DraftRequest], depths: Sequence[int], rows: int
+) -> _AnyProgram:
+    """That holds these requests, which `fitting` has made sure of."""
+    keys = max(request.length + depth for request, depth in zip(requests, depths, strict=True))
+    index = smallest([program.bucket for program in programs], len(requests), rows, keys)
+    assert index is not None
+    return programs[index]
 
 
 def _drawn(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.kernels.packed import Packed, unpacked
+from stoker.backends.cpu.low_bits import Bits, lower
 from stoker.backends.cpu.ops.linear import Weight, as_tensor, linear
 from stoker.backends.family import Family
-from stoker.sampling.extended import Extended
 from stoker.sampling.sampler import Row, choose
 from stoker.speculate.depth.reads import weight_bytes
 from stoker.speculate.drafter import DraftRequest
-from stoker.speculate.low_bits import Bits, lower
 from stoker.weights.formats.int8 import Int8Row
 
 MISSES = 32  # tokens of the text that were left out before the list is made anew
@@ -108,19 +107,6 @@ class DraftHead:
 
             return pack(weight)
         return weight
-
-
-def draft_row(request: DraftRequest, drafts: Sequence[int]) -> Row:
-    """The row for the draft after `drafts`. The text so far is spelled out only for settings that look at it."""
-    sampling = request.sampling
-    looks = sampling.penalizes or sampling.min_tokens
-    return Row(
-        sampling,
-        request.length + len(drafts),
-        request.prompt if looks else (),
-        Extended(request.output, drafts) if looks else (),
-        past=request.past,
-    )
 
 
 def _rows(weight: Weight, ids: Tensor) -> Weight:
