@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from stoker.engine.request import Depth, Finish, Stats
 from stoker.errors import RequestError
-from stoker.server.output.reasoning import OPEN, ReasoningSplitter
+from stoker.server.output.answer import OPEN, ReasoningSplitter
 
 if TYPE_CHECKING:
     from stoker.engine.tokenizer import Tokenizer

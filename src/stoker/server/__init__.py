@@ -1,9 +1,6 @@
 """The HTTP server: OpenAI's and Anthropic's APIs in front of an engine process.
 
-parse/      text of an answer to reasoning, content and tool calls, as it comes; no web framework
-protocol/   what requests may say, as pydantic models
-api/        one file per endpoint family: request in, JSON or a stream of events out
-page/       the chat page at /
-
-The rest is what those share: the served model, the engine's life, limits, metrics, structured output.
+A request passes `protocol.py` (uvicorn, timeouts), `guard.py` (host, key, size), `endpoints/` with `schemas/` (bodies),
+`prepare/` (a body becomes engine requests), `lifecycle/service.py` (queue and engine), `generation.py` with `output/`
+(events become text, reasoning and calls) and `stream.py` (server-sent events or JSON).
 """

@@ -12,7 +12,7 @@ from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import ConfigError, StokerError, TokenizerError
 from stoker.sandbox import Busy
 from stoker.server.errors import RETRY_S, ApiError
-from stoker.server.output.reasoning import CLOSE, OPEN
+from stoker.server.output.answer import CLOSE, OPEN
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
 

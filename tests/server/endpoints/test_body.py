@@ -59,18 +59,18 @@ def test_texts_full_of_commas_are_no_many_values(server: Running) -> None:
 
 def test_the_bound_is_never_below_the_count() -> None:
     for value in ({}, [], 5, "a,b", [1, [2, {"a": []}], {}], chat_body(), {"a": {"b": {"c": [1, 2, 3]}}}):
-        assert bodies.count(value)[0] <= bodies.most_values(json.dumps(value).encode()) + 1
+        assert bodies.count(value)[0] <= bodies.max_values(json.dumps(value).encode()) + 1
 
 
 def test_what_the_child_says_is_what_the_server_says() -> None:
     place = (CompletionRequest.__module__, CompletionRequest.__qualname__)
-    assert bodies.examine(b'{"prompt": "x"}', *place) is None
-    assert "prompt: Field required" in str(bodies.examine(b"{}", *place))
-    assert "is no JSON" in str(bodies.examine(b"{", *place))
-    assert "UTF-8" in str(bodies.examine(b'"\xc3"', *place))
-    assert "nested" in str(bodies.examine(b"[" * 200_000, *place))
+    assert bodies.find_problem(b'{"prompt": "x"}', *place) is None
+    assert "prompt: Field required" in str(bodies.find_problem(b"{}", *place))
+    assert "is no JSON" in str(bodies.find_problem(b"{", *place))
+    assert "UTF-8" in str(bodies.find_problem(b'"\xc3"', *place))
+    assert "nested" in str(bodies.find_problem(b"[" * 200_000, *place))
 
 
 def test_pieces_of_an_answer_are_its_json() -> None:
     for value in ({"a": list(range(7001)), "b": {"c": ["é"] * 2001, "d": None}, "e": []}, {}, {"x": [[1] * 3000]}):
-        assert json.loads("".join(bodies._pieces(value))) == value
+        assert json.loads("".join(bodies._json_parts(value))) == value

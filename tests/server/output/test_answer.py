@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 
 from stoker.demo import EMBEDDED
 from stoker.engine.text import TextStream
-from stoker.server.output.answer import AnswerParser
+from stoker.server.output.answer import AnswerParser, ReasoningSplitter
 from stoker.server.output.pieces import Call, CallArguments, Message, Piece
-from stoker.server.output.reasoning import ReasoningSplitter
 
 TOOLS = {
     "time": {"type": "object", "properties": {}},

@@ -1,7 +1,7 @@
-"""Large requests and answers, kept off the event loop: one client's megabytes must not delay another's answer.
+"""Keeps large bodies and answers off the event loop, so that one client's megabytes do not delay another's answer.
 
-Parsing and checking JSON hold Python's lock from beginning to end. A body of many values is therefore first examined in
-a child process, and only one that is sound and small enough is read here.
+To parse and validate JSON holds the GIL throughout. A body of many values is therefore validated in a child process
+first, and parsed here only if it is valid and not too large.
 """
 
 import asyncio
@@ -20,50 +20,51 @@ from stoker import sandbox
 from stoker.server.errors import RETRY_S, ApiError
 
 T = TypeVar("T")
-FEW_VALUES = 10_000  # are read at once: a few milliseconds, errors included
-MOST_VALUES = 300_000  # numbers, texts, lists and objects of one body
+DIRECT_VALUES = 10_000  # up to here a body is parsed directly: a few milliseconds, errors included
+MOST_VALUES = 300_000  # numbers, strings, lists and objects in one body
 MOST_OBJECTS = 20_000
-MOST_PROBLEMS = 5  # of a request that are named
-EXAMINE_S, WAIT_S = 20.0, 10.0  # for a child to examine a body, and for a child to be free
-SLICE = 2000  # entries of a list that are encoded at a time
+MOST_PROBLEMS = 5  # validation errors that a response lists
+VALIDATE_S, WAIT_S = 20.0, 10.0  # time limits to validate a body, and to wait for a free child
+SLICE = 2000  # list entries that are encoded at a time
 
 _children = sandbox.Sandbox(processes=1, memory=1 << 30)
-_large = ThreadPoolExecutor(1, "large")  # so that large work waits for large work only
+_large = ThreadPoolExecutor(1, "large")  # so that large requests wait for each other only
 
 
 async def in_thread(large: bool, function: Callable[..., T], *arguments: Any) -> T:
-    """Runs `function` off the event loop; large work one at a time."""
+    """Runs `function` in a thread; large work one call at a time."""
     executor = _large if large else None
     return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
 
 class BodyRoute(APIRoute):
-    """FastAPI's route, which examines a body of many values elsewhere before it is read here."""
+    """A FastAPI route that validates a body of many values in a child process before FastAPI reads it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         model = self.body_field.field_info.annotation if self.body_field else None
 
-        async def examined(request: Request) -> Response:
+        async def validated(request: Request) -> Response:
             if isinstance(model, type) and issubclass(model, BaseModel):
                 body = await request.body()
-                if most_values(body) > FEW_VALUES:
-                    problem = await in_thread(True, _examined, body, model)
+                if max_values(body) > DIRECT_VALUES:
+                    problem = await in_thread(True, _validate_in_child, body, model)
                     if problem:
                         raise ApiError(400, problem)
             return await handle(request)
 
-        return examined
+        return validated
 
 
-def most_values(body: bytes) -> int:
-    """At least as many as the values of a JSON text; found in a moment, since nothing is parsed."""
+def max_values(body: bytes) -> int:
+    """An upper bound of the number of values in a JSON text, found without parsing it."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 
-def _examined(body: bytes, model: type[BaseModel]) -> str | None:
+def _validate_in_child(body: bytes, model: type[BaseModel]) -> str | None:
     try:
-        found = _children.call(examine, body, model.__module__, model.__qualname__, timeout=EXAMINE_S, wait=WAIT_S)
+        place = model.__module__, model.__qualname__
+        found = _children.call(find_problem, body, *place, timeout=VALIDATE_S, wait=WAIT_S)
     except sandbox.Busy as error:
         raise ApiError(
             503, "Other large requests are being read. Try again soon.", code="busy", retry_after=RETRY_S
@@ -73,8 +74,8 @@ def _examined(body: bytes, model: type[BaseModel]) -> str | None:
     return None if found is None else str(found)
 
 
-def examine(body: bytes, module: str, name: str) -> str | None:
-    """In the child: what is wrong with a body, in a sentence. None: it may be read as it is."""
+def find_problem(body: bytes, module: str, name: str) -> str | None:
+    """Runs in the child. What is wrong with a body, in a sentence; None if it is valid."""
     try:
         value = json.loads(body)
     except UnicodeError as error:
@@ -97,7 +98,7 @@ def examine(body: bytes, module: str, name: str) -> str | None:
 
 
 def count(value: Any) -> tuple[int, int]:
-    """Values within a JSON value, itself included, and how many of them are objects."""
+    """The number of values in a JSON value, including itself, and how many of them are objects."""
     values, objects, left = 1, 0, [value] if isinstance(value, dict | list) else []
     while left:
         each = left.pop()
@@ -109,7 +110,7 @@ def count(value: Any) -> tuple[int, int]:
 
 
 def invalid(problems: Any) -> str:
-    """What is wrong with a body, field by field."""
+    """The message for pydantic's validation errors, field by field."""
     found = [_problem(each) for each in problems[:MOST_PROBLEMS]]
     more = len(problems) - len(found)
     return f"The request is not valid: {'; '.join(found)}{f'; and {more} more' if more > 0 else ''}."
@@ -124,17 +125,17 @@ def _problem(each: dict[str, Any]) -> str:
 
 
 async def large_json(found: dict[str, Any]) -> Response:
-    """An answer that may be long, encoded off the event loop and a few entries at a time."""
-    content = await in_thread(False, lambda: "".join(_pieces(found)).encode("utf-8", "replace"))
+    """A JSON response that may be large, encoded in a thread and a few entries at a time."""
+    content = await in_thread(False, lambda: "".join(_json_parts(found)).encode("utf-8", "replace"))
     return Response(content, media_type="application/json")
 
 
-def _pieces(value: Any) -> Iterator[str]:
+def _json_parts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         yield "{"
         for place, (name, inner) in enumerate(value.items()):
             yield f"{',' if place else ''}{json.dumps(name)}:"
-            yield from _pieces(inner)
+            yield from _json_parts(inner)
         yield "}"
     elif isinstance(value, list) and len(value) > SLICE:
         for start in range(0, len(value), SLICE):

@@ -38,18 +38,18 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 @dataclass
 class Choice:
-    """What of one choice has been sent."""
+    """What has been sent of one choice."""
 
     custom: CustomCalls
     began: bool = False
     calls: int = 0
     reasoning_tokens: int = 0
     tokens: int = 0
-    call: tuple[str, str] = ("function", "arguments")  # kind of the call under way, and where its text goes
+    call: tuple[str, str] = ("function", "arguments")  # type of the current call, and the field of its text
 
 
 class ChatResponse:
-    """One response, sent whole or as a stream."""
+    """One response, sent as a whole or as a stream."""
 
     def __init__(self, service: Service, body: ChatRequest, submission: Submission) -> None:
         self._service, self._body, self._submission, self._requests = service, body, submission, submission.requests
@@ -62,16 +62,16 @@ class ChatResponse:
         custom = [CustomCalls(self._custom) for _ in self._requests]
         deltas: list[list[Delta]] = [[] for _ in self._requests]
         thinking = 0
-        async for place, delta in merged(self._submission.generations):
-            deltas[place].append(delta)
+        async for index, delta in merged(self._submission.generations):
+            deltas[index].append(delta)
             thinking += delta.reasoning_tokens
-            for piece in self._shown(custom[place], delta):
-                messages[place].add(piece)
+            for piece in self._visible_pieces(custom[index], delta):
+                messages[index].add(piece)
         stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
         found = {
             **self._head,
             "object": "chat.completion",
-            "choices": [self._choice(place, message, deltas[place]) for place, message in enumerate(messages)],
+            "choices": [self._choice(index, message, deltas[index]) for index, message in enumerate(messages)],
             "usage": final_usage(stats, thinking),
             "metrics": response_metrics(stats, self._service.choice.depth),
             "system_fingerprint": None,
@@ -83,7 +83,7 @@ class ChatResponse:
             found["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, scored, self._model, top)
         return found
 
-    def _choice(self, place: int, message: Message, deltas: list[Delta]) -> dict[str, Any]:
+    def _choice(self, index: int, message: Message, deltas: list[Delta]) -> dict[str, Any]:
         calls = message.calls or []
         answer: dict[str, Any] = {
             "role": "assistant",
@@ -95,7 +95,7 @@ class ChatResponse:
         if calls:
             answer["tool_calls"] = [self._call(call) for call in calls]
         found: dict[str, Any] = {
-            "index": place,
+            "index": index,
             "message": answer,
             "logprobs": None,
             "finish_reason": finish_reason(deltas[-1].finish, bool(calls)),
@@ -112,7 +112,7 @@ class ChatResponse:
             return {"id": call_id(), "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
         return {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
-    def _shown(self, custom: CustomCalls, delta: Delta) -> list[Piece]:
+    def _visible_pieces(self, custom: CustomCalls, delta: Delta) -> list[Piece]:
         pieces = custom.push(delta.pieces, bool(delta.finish))
         if self._body.include_reasoning is not False:
             return pieces
@@ -124,18 +124,18 @@ class ChatResponse:
         choices = [Choice(CustomCalls(self._custom)) for _ in self._requests]
         ended: dict[int, Stats] = {}
         prompt = len(self._requests[0].prompt)
-        async for place, delta in merged(self._submission.generations):
-            choice = choices[place]
+        async for index, delta in merged(self._submission.generations):
+            choice = choices[index]
             choice.tokens += len(delta.tokens)
             choice.reasoning_tokens += delta.reasoning_tokens
-            entry = self._chunk_choice(place, choice, delta)
+            entry = self._chunk_choice(index, choice, delta)
             if delta.finish:
-                ended[place] = delta.stats or Stats()
+                ended[index] = delta.stats or Stats()
             if entry is None:
                 continue
             chunk = {**self._head, "object": "chat.completion.chunk", "choices": [entry]}
             if self._body.return_token_ids and not choice.began:
-                chunk["prompt_token_ids"] = self._requests[place].prompt
+                chunk["prompt_token_ids"] = self._requests[index].prompt
             choice.began = True
             if counting:
                 chunk["usage"] = usage(prompt, sum(each.tokens for each in choices))
@@ -145,7 +145,7 @@ class ChatResponse:
                 chunk["metrics"] = self._metrics(ended)
             yield data(chunk)
         if with_usage:
-            stats = [ended[place] for place in sorted(ended)]
+            stats = [ended[index] for index in sorted(ended)]
             yield data(
                 {
                     **self._head,
@@ -159,18 +159,18 @@ class ChatResponse:
     def _metrics(self, ended: dict[int, Stats]) -> dict[str, Any]:
         return response_metrics(list(ended.values()), self._service.choice.depth)
 
-    def _chunk_choice(self, place: int, choice: Choice, delta: Delta) -> dict[str, Any] | None:
-        """None where a step brought nothing that can be shown: text that may begin a tag is held back."""
+    def _chunk_choice(self, index: int, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        """The choice of one chunk, or None if the step added nothing visible: a possible tag is held back."""
         body = self._body
         extras = body.logprobs or body.return_token_ids or (body.return_drafts and delta.drafts)
-        pieces = self._shown(choice.custom, delta)
+        pieces = self._visible_pieces(choice.custom, delta)
         if not pieces and not delta.finish and not extras:
             return None
         answer = message_delta(pieces, choice, self._custom)
         if not choice.began:
             answer = {"role": "assistant", **answer}
         entry: dict[str, Any] = {
-            "index": place,
+            "index": index,
             "delta": answer,
             "finish_reason": finish_reason(delta.finish, choice.calls > 0) if delta.finish else None,
         }
@@ -186,7 +186,7 @@ class ChatResponse:
 
 
 def message_delta(pieces: list[Piece], choice: Choice, custom: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Pieces of a step as one delta of a message. `custom` names the custom tools, which are called with plain text."""
+    """The pieces of a step as one message delta. `custom` are the names of custom tools, which take plain text."""
     found: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for piece in pieces:
@@ -213,13 +213,13 @@ def message_delta(pieces: list[Piece], choice: Choice, custom: frozenset[str] = 
 
 
 def drafts_of(delta: Delta, model: Any) -> dict[str, Any]:
-    """What was drafted in a step, for those who want to see it."""
-    right = delta.accepted
+    """The drafts of a step, for clients that ask for them with return_drafts."""
+    accepted = delta.accepted
     return {
-        "accepted": right,
+        "accepted": accepted,
         "forced": delta.forced,
         "tokens": [model.token_text(token) for token in delta.tokens],
-        "rejected": [model.token_text(token) for token in delta.drafts[right:]],
+        "rejected": [model.token_text(token) for token in delta.drafts[accepted:]],
     }
 
 

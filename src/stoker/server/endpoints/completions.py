@@ -1,4 +1,4 @@
-"""POST /v1/completions: text in, text out, no template."""
+"""POST /v1/completions: continues text without a chat template."""
 
 import asyncio
 import time
@@ -42,14 +42,14 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def completion_requests(service: Service, body: CompletionRequest) -> list[EngineRequest]:
-    """One per prompt and choice."""
+    """One engine request per prompt and choice."""
     if body.suffix:
         raise ApiError(400, "suffix is not supported: text is only continued.", param="suffix")
     if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
         raise ApiError(400, f"logprobs is {body.logprobs}, expected 0 to {MOST_LOGPROBS}.", param="logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens is 0, expected at least 1; 0 only with echo.", param="max_tokens")
-    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1  # of 0, the one made is not shown
+    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1  # one token is computed for 0
     mask = answer_mask(service.model, body.response_format, body.structured_outputs, thinking=False)
     requests = []
     for prompt in _prompts(service, body):
@@ -164,7 +164,7 @@ class CompletionResponse:
         return found
 
     def _usage(self, stats: list[Stats]) -> dict[str, Any]:
-        """Every prompt counts once, however many choices it has."""
+        """Token counts, with each prompt counted once however many choices it has."""
         firsts = stats[:: choices_of(self._body)]
         return usage(
             sum(each.prompt_tokens for each in firsts),
@@ -177,14 +177,14 @@ class CompletionResponse:
         return self._body.max_tokens == 0
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """With max_tokens 0 the one token that the engine makes is left out."""
+        """The deltas. With max_tokens 0 the single token that the engine computes is left out."""
         async for place, delta in merged(self._submission.generations):
             if self._prompt_only:
                 delta = delta._replace(pieces=[], tokens=(), logprobs=(), finish=Finish.LENGTH, stop=None)
             yield place, delta
 
     def _logprobs(self, place: int, made: Sequence[TokenLogprob], first: Delta | None, offset: int) -> dict[str, Any]:
-        """Of tokens that begin at `offset`; those of an echoed prompt in front, where `first` brings them."""
+        """Log-probabilities of tokens that begin at `offset`; with `first`, after those of an echoed prompt."""
         found = completion_logprobs(made, self._model, offset)
         if not self._body.echo or first is None:
             return found

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms, and of prompts in vLLM's."""
+"""Log-probabilities in OpenAI's two formats, and those of prompts in vLLM's."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ def chat_logprobs(found: Iterable[TokenLogprob], model: ServedModel) -> dict[str
 
 
 def completion_logprobs(found: Sequence[TokenLogprob], model: ServedModel, offset: int) -> dict[str, Any]:
-    """`offset` is where the first of these tokens begins in the text."""
+    """`offset` is the position in the text at which the first of these tokens begins."""
     texts = [model.token_text(each.token) for each in found]
     offsets = []
     for text in texts:
@@ -39,8 +39,8 @@ def completion_logprobs(found: Sequence[TokenLogprob], model: ServedModel, offse
 def echoed_logprobs(
     prompt: Sequence[int], found: Sequence[TokenLogprob], model: ServedModel, top: int
 ) -> dict[str, Any]:
-    """Of a prompt that is part of the answer's text, each with the `top` likeliest. Nothing comes before the first
-    token to judge it by."""
+    """Log-probabilities of an echoed prompt, each with the `top` likeliest tokens. The first token has none, since
+    nothing precedes it."""
     first = model.token_text(prompt[0])
     rest = completion_logprobs([replace(each, top=each.top[:top]) for each in found], model, len(first))
     return {
@@ -52,7 +52,7 @@ def echoed_logprobs(
 
 
 def prompt_logprobs(found: Sequence[TokenLogprob], model: ServedModel, top: int) -> list[dict[str, Any] | None]:
-    """vLLM's form: by place in the prompt, and there by token id."""
+    """vLLM's format: a list by position in the prompt, each entry by token id."""
 
     def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": model.token_text(token)}
@@ -65,5 +65,5 @@ def prompt_logprobs(found: Sequence[TokenLogprob], model: ServedModel, top: int)
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; this is what the APIs write for a token that could not have come."""
+    """JSON has no infinity; -9999 is what the APIs write for an impossible token."""
     return max(logprob, -9999.0)

@@ -23,7 +23,7 @@ from stoker.server.schemas.messages import CountTokensRequest, MessagesRequest
 from stoker.server.stream import event, respond
 
 router = APIRouter(route_class=BodyRoute)
-SIGNATURE = "stoker"  # a thought that comes back is taken as it is, so there is nothing to sign
+SIGNATURE = "stoker"  # thoughts that clients send back are not verified, so there is nothing to sign
 
 
 @router.post("/v1/messages")
@@ -161,7 +161,7 @@ def _ending(delta: Delta, blocks: Blocks) -> dict[str, Any]:
 
 
 def _usage(stats: Stats) -> dict[str, int]:
-    """Anthropic counts what was read from the cache apart from the rest of the input."""
+    """Anthropic counts cached input tokens separately from the others."""
     return {
         "input_tokens": stats.prompt_tokens - stats.cached_tokens,
         "cache_read_input_tokens": stats.cached_tokens,

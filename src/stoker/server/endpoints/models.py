@@ -1,4 +1,4 @@
-"""What a server says about itself: models, tokens, health, readiness, metrics."""
+"""Models, tokenisation, health, readiness, version and metrics."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from stoker.server.metrics import CONTENT_TYPE
 from stoker.server.prepare.template import template_messages, template_tools
 from stoker.server.schemas.completions import DetokenizeRequest, TokenizeRequest
 
-LARGE = 1 << 18  # bytes of text, or tokens: work that waits for its like
+LARGE = 1 << 18  # bytes of text, or tokens, from which requests are processed one at a time
 router = APIRouter(route_class=BodyRoute)
 
 
@@ -57,7 +57,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 @router.get("/health", responses={503: {"description": "the engine has crashed and is being started again"}})
 async def health(request: Request) -> Response:
-    """Green while the server can be expected to answer, loading included; red from a crash until it is up again."""
+    """200 while the server works or loads for the first time; 503 from a crash until the engine is up again."""
     supervisor = _service(request).supervisor
     found: dict[str, Any] = {"status": supervisor.phase.name if supervisor.healthy else "engine down"}
     if supervisor.fault:
@@ -67,7 +67,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", responses={503: {"description": "not yet, and how far it is"}})
 async def ready(request: Request) -> Response:
-    """200 when requests are answered; until then phase, percent and seconds left of the phase."""
+    """200 when requests are accepted; until then 503 with the phase, its percentage and the seconds left of it."""
     service = _service(request)
     phase = service.supervisor.phase
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The chat page at /, its files, and the state it shows."""
+"""The chat page at /, its files, and the server state that it shows."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stoker.server.lifecycle.service import Service
 router = APIRouter()
 FOLDER = Path(__file__).parent.parent / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-FILES = {file.name: file for file in FOLDER.iterdir() if file.suffix in KINDS}  # no path of a request is ever opened
+FILES = {file.name: file for file in FOLDER.iterdir() if file.suffix in KINDS}  # never a path from a request
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -33,7 +33,7 @@ async def file(name: str) -> Response:
 
 @router.get("/state")
 async def state(request: Request) -> dict[str, Any]:
-    """What the page shows, for whoever else wants it: how the server is, what it holds."""
+    """The state of the server and its caches, as the page shows it."""
     service: Service = request.app.state.service
     phase, stats, memory = service.supervisor.phase, service.supervisor.stats, service.memory.latest
     return {

@@ -1,4 +1,4 @@
-"""OpenAI's POST /v1/responses. A request brings its whole conversation, of which past answers may be references."""
+"""OpenAI's POST /v1/responses. A request contains its whole conversation; items of past answers may be references."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from stoker.server.schemas.responses import ResponsesRequest
 from stoker.server.stream import event, respond
 
 router = APIRouter(route_class=BodyRoute)
-MOST_CHARACTERS = 64 * 1024 * 1024  # of all items that are kept; the oldest go first
+MOST_CHARACTERS = 64 * 1024 * 1024  # of all kept items; the oldest are evicted first
 
 
 @router.post("/v1/responses")
@@ -60,7 +60,7 @@ class ResponsesResponse:
         self._namespaces = namespaces(body.tools)
         self._events = 0
         self._logprobs: list[TokenLogprob] = []
-        self._thinking = 0  # tokens of reasoning
+        self._thinking = 0  # reasoning tokens so far
         self._head: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -94,15 +94,15 @@ class ResponsesResponse:
         opening = {**self._head, "status": "in_progress", "output": [], "usage": None}
         yield self._event("response.created", response=opening) + self._event("response.in_progress", response=opening)
         async for delta in self._generation.deltas():
-            text = "".join(part for change in self._changes(delta) for part in self._told(change, delta))
+            text = "".join(part for change in self._changes(delta) for part in self._events_of(change, delta))
             if text:
                 yield text
         ended = self._response(delta)
         yield self._event(f"response.{ended['status']}", response=ended)
 
     def failed(self, error: ApiError) -> str:
-        told = {"code": "server_error", "message": error.message}
-        ended = {**self._head, "status": "failed", "output": [], "usage": None, "error": told}
+        error_body = {"code": "server_error", "message": error.message}
+        ended = {**self._head, "status": "failed", "output": [], "usage": None, "error": error_body}
         return self._event("error", code="server_error", message=error.message, param=None) + self._event(
             "response.failed", response=ended
         )
@@ -111,11 +111,11 @@ class ResponsesResponse:
         self._logprobs += delta.logprobs
         self._thinking += delta.reasoning_tokens
         for piece in self._custom_calls.push(delta.pieces, bool(delta.finish)):
-            yield from self._keep(self._blocks.push(piece))
+            yield from self._keep_closed(self._blocks.push(piece))
         if delta.finish:
-            yield from self._keep(self._blocks.finish())
+            yield from self._keep_closed(self._blocks.finish())
 
-    def _keep(self, changes: Iterator[Change]) -> Iterator[Change]:
+    def _keep_closed(self, changes: Iterator[Change]) -> Iterator[Change]:
         for change in changes:
             if isinstance(change, Closed) and self._body.store is not False:
                 self._items.keep(self._item(change.block, "completed"))
@@ -161,7 +161,7 @@ class ResponsesResponse:
         found = chat_logprobs(self._logprobs, self._service.model)["content"] if self._body.wants_logprobs else []
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
 
-    def _told(self, change: Change, delta: Delta) -> Iterator[str]:
+    def _events_of(self, change: Change, delta: Delta) -> Iterator[str]:
         block = change.block
         place = {"item_id": self._item(block, "in_progress")["id"], "output_index": block.index}
         part = {**place, "content_index": 0}
@@ -205,7 +205,7 @@ class ResponsesResponse:
 
 
 class KeptItems:
-    """In memory only: a restart forgets them. Used from several threads, each operation being one of the dict's."""
+    """Items of past answers by id, in memory only. Thread-safe, since each operation is a single dict operation."""
 
     def __init__(self, most: int = MOST_CHARACTERS) -> None:
         self._most, self._size = most, 0

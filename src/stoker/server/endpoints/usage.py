@@ -1,4 +1,4 @@
-"""Counts of an answer, in the forms that clients read."""
+"""Token counts and metrics of an answer, in the formats that clients read."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None 
 
 
 def final_usage(stats: Sequence[Stats], reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """Of a response with one or several choices; the prompt counts once."""
+    """The usage of a response with one or more choices; the prompt counts once."""
     found = usage(
         stats[0].prompt_tokens if stats else 0,
         sum(each.output_tokens for each in stats),
@@ -30,7 +30,7 @@ def final_usage(stats: Sequence[Stats], reasoning_tokens: int | None = None) -> 
 
 
 def response_metrics(stats: Sequence[Stats], max_drafts: int) -> dict[str, Any]:
-    """vLLM's `metrics.speculative_decoding`, and times. `max_drafts`: the most a step may verify."""
+    """Times, and vLLM's `metrics.speculative_decoding`. `max_drafts` is the most that one step may verify."""
     found: dict[str, Any] = {
         "steps": sum(each.steps for each in stats),
         "accepted_per_step": _ratio(

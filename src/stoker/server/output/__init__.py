@@ -1,1 +1,4 @@
-"""Text of an answer to reasoning, content and tool calls. Pure: however the text is cut, the result is the same."""
+"""Parsers that split the text of an answer into reasoning, content and tool calls.
+
+They are pure, and however the text is cut into pieces, the result is the same.
+"""

@@ -1,4 +1,4 @@
-"""An answer as a row of blocks, one after another: what Anthropic's messages and OpenAI's responses are made of."""
+"""Groups the pieces of an answer into consecutive blocks, as Anthropic's messages and OpenAI's responses have them."""
 
 import uuid
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ Kind = Literal["reasoning", "text", "call"]
 class Block:
     index: int
     kind: Kind
-    name: str = ""  # of the tool that is called
+    name: str = ""  # of the called tool
     text: str = ""  # reasoning, text, or a call's arguments as JSON
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:24])
 
@@ -39,7 +39,7 @@ Change = Opened | Added | Closed
 
 
 class Blocks:
-    """Pieces in, changes out. At most one block is open at a time."""
+    """Turns pieces into changes of blocks. At most one block is open at a time."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
@@ -62,7 +62,7 @@ class Blocks:
                 yield from self._add("call", piece.text)
 
     def finish(self) -> Iterator[Change]:
-        """Closes what is open."""
+        """Closes the open block, if there is one."""
         if self._open:
             block, self._open = self._open, None
             yield Closed(block)

@@ -1,5 +1,5 @@
-"""Custom tools take plain text. They are offered as functions with one string, so the text of a call of one is taken
-out of the JSON arguments again."""
+"""Custom tools, which take plain text. The model sees them as functions with one string parameter, so the text of a
+call is extracted from its JSON arguments."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from stoker.server.output.pieces import CallArguments, CallStart, Piece
 
 CUSTOM_INPUT = "input"  # the one parameter
 _START = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
-_HIGH = "u[dD][89abAB][0-9a-fA-F]{2}"  # the first half of a surrogate pair: only the pair is a character
+_HIGH = "u[dD][89abAB][0-9a-fA-F]{2}"  # a high surrogate: only with the low one it is a character
 _WHOLE = re.compile(rf'(?:[^"\\]|\\(?:{_HIGH}\\u[0-9a-fA-F]{{4}}|(?!{_HIGH})u[0-9a-fA-F]{{4}}|[^u]))*')
 
 
 class CustomInput:
-    """Arguments come in pieces and leave as text. `finish` gives what is left, so that all of it is `text`."""
+    """Extracts the text of a call from JSON arguments that arrive in pieces. `text` is what has come out so far."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -36,11 +36,11 @@ class CustomInput:
         return self._add(json.loads(f'"{whole.group()}"', strict=False))
 
     def finish(self) -> str:
-        """Arguments of another form are given as they are."""
+        """The rest of the text. Arguments of another form are passed on unchanged."""
         try:
             found = json.loads(self._arguments)[CUSTOM_INPUT]
         except (ValueError, RecursionError, KeyError, TypeError):
-            found = self._arguments if self._held is None else self.text  # the latter: a call that was cut off
+            found = self._arguments if self._held is None else self.text  # the latter if the call was cut off
         if isinstance(found, str) and found.startswith(self.text):
             return self._add(found[len(self.text) :])
         return ""
@@ -51,12 +51,12 @@ class CustomInput:
 
 
 class CustomCalls:
-    """Pieces of one answer, in which the arguments of calls of these tools become the text they are called with."""
+    """Replaces the arguments of custom tools' calls by their text in the pieces of one answer."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._index = 0
-        self._input: CustomInput | None = None  # of the call under way, if it is one of a custom tool
+        self._input: CustomInput | None = None  # of the current call, if it calls a custom tool
 
     def push(self, pieces: list[Piece], ended: bool) -> list[Piece]:
         return list(self._pushed(pieces, ended)) if self._names else pieces

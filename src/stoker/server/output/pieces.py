@@ -1,4 +1,4 @@
-"""What an answer is made of once it is parsed, in the order it was written."""
+"""The pieces of a parsed answer, in the order in which they were written."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The beginning of a tool call; its arguments follow as pieces of one JSON object."""
+    """The beginning of a tool call. Its arguments follow as pieces of one JSON object."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass
 class Message:
-    """A whole answer."""
+    """A complete answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -66,8 +66,8 @@ class Message:
                 self.calls[piece.index].arguments += piece.text
 
 
-def beginning_of(tags: Iterable[str], text: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of one of `tags`: text that must be held back."""
+def partial_tag(tags: Iterable[str], text: str) -> int:
+    """The length of the longest suffix of `text` that is a proper prefix of a tag, and so must be held back."""
     found = 0
     for tag in tags:
         for size in range(min(len(tag) - 1, len(text)), found, -1):

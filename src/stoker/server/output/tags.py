@@ -1,8 +1,8 @@
-"""Where calls begin and values end in text, tags that models forget included.
+"""Finds where calls begin and values end in text, even if the model leaves out tags.
 
-A value ends at its closing tag. Where that is missing it ends before what cannot be part of it: the end of the function
-together with that of the call, or the next parameter. The grammar of strict calls bars such text inside values, so both
-sides agree about it.
+A value ends at its closing tag. If that is missing, it ends before text that cannot be part of it: the end of the
+function together with that of the call, or the next parameter. The grammar of strict calls bars such text inside
+values, so the parser and the grammar agree.
 """
 
 import re
@@ -16,7 +16,7 @@ THOUGHT_END = "</think>"
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 SPACE = r"[ \t\r\n]{0,64}"
-# in the syntax of Python and of Rust, whose grammar library bars the same inside values
+# valid in the syntax of Python and of Rust, because the grammar library bars the same text inside values
 VALUE_ENDS = (
     PARAMETER_END,
     rf"{FUNCTION_END}{SPACE}<\/?tool_call>",
@@ -25,18 +25,18 @@ VALUE_ENDS = (
 )
 
 
-def _beginning(tag: str) -> str:
-    """A pattern for every beginning of `tag`, the empty one and all of it included."""
+def _prefix(tag: str) -> str:
+    """A pattern for every prefix of `tag`, including the empty one and the whole tag."""
     return "".join(f"(?:{re.escape(letter)}" for letter in tag) + ")?" * len(tag)
 
 
 _HALF_ENDS = (
-    rf"<{_beginning(PARAMETER_END[1:])}",
-    rf"<{_beginning(FUNCTION_END[1:-1])}",
-    rf"{FUNCTION_END}{SPACE}(?:{_beginning(CLOSE)}|{_beginning(OPEN)})",
-    rf"<{_beginning(CLOSE[1:-1])}",
-    rf"{CLOSE}{SPACE}{_beginning(OPEN)}",
-    rf"<{_beginning(PARAMETER[1:])}",
+    rf"<{_prefix(PARAMETER_END[1:])}",
+    rf"<{_prefix(FUNCTION_END[1:-1])}",
+    rf"{FUNCTION_END}{SPACE}(?:{_prefix(CLOSE)}|{_prefix(OPEN)})",
+    rf"<{_prefix(CLOSE[1:-1])}",
+    rf"{CLOSE}{SPACE}{_prefix(OPEN)}",
+    rf"<{_prefix(PARAMETER[1:])}",
     rf"{PARAMETER}[A-Za-z0-9_.-]{{0,64}}",
 )
 _STRING = r'"(?:[^"\\\n]|\\.)*'  # of JSON, without its closing quote
@@ -48,17 +48,17 @@ _IN_JSON = re.compile(rf'(?P<string>{_STRING}")|{_END}|(?P<open>{_STRING}\\?\Z)|
 
 class End(NamedTuple):
     start: int
-    stop: int  # behind the closing tag; other tags are left for whoever comes next
+    stop: int  # after the closing tag; other tags are left in the text
 
 
 class ValueEnds:
-    """Finds the end of one value whose text comes in pieces. A tag inside a string of JSON is no end."""
+    """Finds the end of a value whose text arrives in pieces. A tag inside a JSON string does not end it."""
 
     def __init__(self, others: Collection[str] = (), nested: bool = False) -> None:
-        """`others`: parameters that may follow, which also end a value in the middle of a line. `nested`: the value
-        may be a list or an object."""
+        """`others`: parameters that may follow; their tags end a value even in the middle of a line. `nested`: the
+        value may be a list or an object."""
         self._others, self._nested = others, nested
-        self._fresh = True  # the text asked about begins with the value
+        self._fresh = True  # the searched text begins with the value
         self._from = 0  # searched up to here
 
     def find(self, text: str) -> End | None:
@@ -69,12 +69,12 @@ class ValueEnds:
         return End(found.start(), found.end() if closed else found.start())
 
     def cut(self, text: str) -> int:
-        """How much of a text without an end is surely part of the value."""
+        """How much of a text without an end is certainly part of the value."""
         found = self._search(text)
         return len(text) if found is None else found.start()
 
-    def passed(self, count: int) -> None:
-        """The first characters of the text have been taken away."""
+    def consumed(self, count: int) -> None:
+        """Records that the first characters of the text were consumed."""
         self._fresh = self._fresh and not count
         self._from = max(0, self._from - count)
 
@@ -91,7 +91,7 @@ class ValueEnds:
         return found
 
     def _ends(self, text: str, found: re.Match[str]) -> bool:
-        """Whether another parameter begins, and not merely text that looks so."""
+        """Whether the match really begins another parameter, and does not just look like one."""
         if not found.group().startswith(PARAMETER):
             return True
         begins_line = text[found.start() - 1] == "\n" if found.start() else self._fresh
@@ -99,26 +99,26 @@ class ValueEnds:
 
 
 _NAME = r"[^<>\n]{0,256}"
-_AFTER_NAME = rf"{_beginning(PARAMETER)}|{_beginning(FUNCTION_END)}"
+_AFTER_NAME = rf"{_prefix(PARAMETER)}|{_prefix(FUNCTION_END)}"
 _TAGS = re.compile(
     rf"(?P<open>{OPEN})|(?P<thought>{THOUGHT_END})"
     rf"|{FUNCTION}(?P<bare>{_NAME})>(?={SPACE}(?:{PARAMETER}|{FUNCTION_END}))"
-    rf"|(?P<half>(?:<{_beginning(OPEN[1:-1])}|<{_beginning(THOUGHT_END[1:-1])})\Z)"
-    rf"|(?P<halfbare>(?:<{_beginning(FUNCTION[1:])}|{FUNCTION}{_NAME}|{FUNCTION}{_NAME}>{SPACE}(?:{_AFTER_NAME}))\Z)"
+    rf"|(?P<half>(?:<{_prefix(OPEN[1:-1])}|<{_prefix(THOUGHT_END[1:-1])})\Z)"
+    rf"|(?P<halfbare>(?:<{_prefix(FUNCTION[1:])}|{FUNCTION}{_NAME}|{FUNCTION}{_NAME}>{SPACE}(?:{_AFTER_NAME}))\Z)"
 )
 
 
 class Tag(NamedTuple):
-    start: int  # of it, or of text that must be held back
+    start: int  # of the tag, or of text that must be held back
     tag: str | None
 
 
 def next_tag(text: str, last: str, names: Collection[str] | None, thought: bool) -> Tag:
-    """What interrupts content first: a call, with its opening tag or without, or a thought that ends once more.
+    """The first interruption of content: a call, with or without its opening tag, or a second end of a thought.
 
     `last` is the character before `text`. A function among `names` at the beginning of a line is a call without its
-    opening tag, if a parameter or its end follows; None: there are no calls. The end of a thought counts after one, and
-    not in quotes.
+    opening tag if a parameter or its end follows. `names` is None if calls are not parsed. The end of a thought counts
+    only if there was a thought (`thought`) and the tag is not quoted.
     """
     place = 0
     while found := _TAGS.search(text, place):
@@ -139,14 +139,14 @@ def next_tag(text: str, last: str, names: Collection[str] | None, thought: bool)
 _KEYS = ('"name"', '"arguments"', '"parameters"')
 _THOUGHT_CALL = re.compile(rf"{OPEN}{SPACE}(?:{FUNCTION}(?P<name>{_NAME})>|\{{{SPACE}(?:{'|'.join(_KEYS)}){SPACE}:)")
 _HALF_THOUGHT_CALL = re.compile(
-    rf"(?:<{_beginning(OPEN[1:-1])}|{OPEN}{SPACE}(?:{_beginning(FUNCTION)}|{FUNCTION}{_NAME}"
-    rf"|\{{{SPACE}(?:{'|'.join(map(_beginning, _KEYS))}){SPACE}))\Z"
+    rf"(?:<{_prefix(OPEN[1:-1])}|{OPEN}{SPACE}(?:{_prefix(FUNCTION)}|{FUNCTION}{_NAME}"
+    rf"|\{{{SPACE}(?:{'|'.join(map(_prefix, _KEYS))}){SPACE}))\Z"
 )
 
 
 def call_in_thought(text: str, names: Collection[str]) -> tuple[int, bool]:
-    """Where a call begins inside a thought, which ends it, or text that could become one; and whether it is one.
-    A tag that is only mentioned is part of the thought."""
+    """Where a call, or text that may become one, begins inside a thought, and whether it is a call. A call ends the
+    thought; a tag that is only mentioned is part of it."""
     for found in _THOUGHT_CALL.finditer(text):
         if found["name"] is None or found["name"].strip() in names:
             return found.start(), True

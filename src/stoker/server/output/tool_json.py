@@ -1,4 +1,4 @@
-"""The JSON form of a tool call, read while it is being written: where its arguments begin and where they end."""
+"""Parses the JSON form of a tool call incrementally: where its arguments begin and where they end."""
 
 import json
 import re
@@ -10,11 +10,11 @@ _SCALAR = re.compile(r"[^,}\]\s]*")
 
 
 class Incomplete:
-    """More text is needed to tell."""
+    """More text is needed to decide."""
 
 
 class Malformed:
-    """No call, whatever follows."""
+    """Not a call, whatever follows."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Head:
 
 
 def call_head(text: str) -> Head | Incomplete | Malformed:
-    """`{"name": ..., "arguments": ` of a call, or all of one that has its arguments first. `text` begins with {."""
+    """Parses a call up to its arguments, or all of it if they come before the name. `text` begins with {."""
     place, name, arguments = 1, None, None
     while True:
         place = _after_space(text, place)
@@ -67,7 +67,7 @@ def call_head(text: str) -> Head | Incomplete | Malformed:
 
 
 def _value_end(text: str, place: int) -> int | None:
-    """Where the value at `place` ends, sound or not; None if it may go on."""
+    """Where the value at `place` ends, valid or not; None if it may continue."""
     if text[place] in "{[":
         length = ObjectEnd().find(text[place:])
         return None if length is None else place + length
@@ -81,15 +81,15 @@ def _after_space(text: str, place: int) -> int:
 
 
 class ObjectEnd:
-    """Finds the brace that closes an object whose text comes in pieces."""
+    """Finds the closing brace of an object whose text arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
-        self._inside = False  # of a string
+        self._inside = False  # inside a string
         self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """Where the object ends in this piece, None if it goes on. A tag outside strings ends it too."""
+        """Where the object ends in this piece, or None. A tag outside strings ends it too."""
         for place, letter in enumerate(text):
             if self._inside:
                 if self._escaped:

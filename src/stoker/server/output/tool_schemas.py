@@ -1,6 +1,6 @@
-"""A tool's JSON schema as its calls need it: type names made standard, references followed, types of a parameter.
+"""JSON schemas of tools: normalises type names, resolves references and finds the types of a parameter.
 
-Nothing of a schema is executed or fetched: references are followed within it only, and its regular expressions are
+Nothing in a schema is executed or fetched: references are resolved within it only, and its regular expressions are
 never run here.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-# what tools call types that JSON schema does not have, by how the name begins
+# type names that tools use and JSON schema does not have, by prefix
 ALIASES = {
     "str": "string",
     "text": "string",
@@ -30,7 +30,7 @@ ALIASES = {
     "tuple": "array",
     "none": "null",
 }
-# formats of the JSON schema specification; any other is an annotation
+# formats of the JSON schema specification; others are annotations
 FORMATS = frozenset(
     [
         "date-time",
@@ -89,7 +89,7 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
 
 
 def standard(schema: Any) -> Any:
-    """With standard type names, a type for what has `properties` or `items`, and without made-up formats."""
+    """The schema with standard type names and formats, and a type wherever `properties` or `items` imply one."""
     return mapped(schema, _standard)
 
 
@@ -117,7 +117,7 @@ def _type_name(name: Any) -> Any:
 
 
 def target(root: Any, reference: Any) -> Any:
-    """What `#/a/b` points to; None for anything that is not there or outside the schema."""
+    """The value that a reference such as `#/a/b` points to; None if it is missing or outside the schema."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     for step in reference.split("/")[1:]:
@@ -132,12 +132,12 @@ def target(root: Any, reference: Any) -> Any:
 
 
 def value_types(schema: Any, root: Any) -> frozenset[str]:
-    """JSON types a value of this schema may have; all of them where it does not say."""
+    """The JSON types that a value of this schema may have; all types if it does not say."""
     return _fold(schema, root, _own_types, {})
 
 
 def parameter_types(root: Any, name: str) -> frozenset[str]:
-    """JSON types that parameter `name` of a tool may have; empty where its schema does not say."""
+    """The JSON types that a tool's parameter may have; empty if the schema does not say."""
     memo: dict[str, frozenset[str]] = {}
 
     def of_member(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -157,7 +157,7 @@ def parameter_types(root: Any, name: str) -> frozenset[str]:
 def _fold(
     schema: Any, root: Any, own: Callable[[Mapping[str, Any]], frozenset[str]], memo: dict[str, frozenset[str]]
 ) -> frozenset[str]:
-    """What `own` says of a schema and of all it is composed of. Each reference is followed once."""
+    """Combines what `own` returns for a schema and for its parts. Each reference is resolved once."""
     if not isinstance(schema, Mapping):
         return ALL
     found = own(schema)

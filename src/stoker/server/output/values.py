@@ -1,4 +1,4 @@
-"""Values of a tool call's parameters: plain text in the model's format, JSON in the API's."""
+"""Converts the values of a tool call's parameters from plain text, as the model writes them, to JSON."""
 
 import json
 import re
@@ -11,14 +11,14 @@ from stoker.server.output.tool_schemas import kind_of
 STRING = frozenset({"string"})
 SPACE = " \t\r\n"
 _PYTHONIC = {"True": "true", "False": "false", "None": "null"}
-# an unclosed string reaches to the end, so that a search never begins anew inside it
+# an unclosed string reaches to the end, so that no match begins inside it
 _PYTHON_TOKEN = re.compile(
     r"""'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\b(?:True|False|None)\b""", re.DOTALL
 )
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON text. What does not parse as one of its types stays a string, so that the result is valid."""
+    """A value as JSON text. One that does not parse as any of its types becomes a string, so the result is valid."""
     if not types or types == STRING:
         return json.dumps(text, ensure_ascii=False)
     stripped = text.strip(SPACE)
@@ -31,8 +31,8 @@ def to_json(text: str, types: frozenset[str]) -> str:
 
 
 def _forms(text: str, may_be_text: bool) -> Iterator[str]:
-    """What a value may mean as JSON, likeliest first: models also write Python's words, Python's strings, and JSON
-    within a JSON string."""
+    """Candidates for a value's JSON, likeliest first: models also write Python's constants and strings, and JSON inside
+    a JSON string."""
     yield _PYTHONIC.get(text, text)
     if not may_be_text:
         yield _PYTHONIC.get(text.capitalize(), text)
@@ -44,9 +44,9 @@ def _forms(text: str, may_be_text: bool) -> Iterator[str]:
 
 
 def _read(text: str, types: frozenset[str]) -> tuple[str | None, str]:
-    """The kind of a JSON text and how it is written; None if it is no JSON."""
+    """The type of a JSON text and the text to emit; None if it is not JSON."""
     try:
-        # numbers stay as they are written, however large: their values are not needed
+        # numbers are not parsed, since they are kept as written, however large
         kind = kind_of(json.loads(text, parse_int=_zero, parse_float=_half, parse_constant=_refuse))
         if kind == "number" and "number" not in types and "integer" in types and float(text).is_integer():
             return "integer", str(int(float(text)))
@@ -56,7 +56,7 @@ def _read(text: str, types: frozenset[str]) -> tuple[str | None, str]:
 
 
 def _as_json(found: re.Match[str]) -> str:
-    """A word or a string of Python's as JSON has it."""
+    """A Python constant or string literal as JSON."""
     word = found.group()
     if not word.startswith("'"):
         return _PYTHONIC.get(word, word)
@@ -65,7 +65,7 @@ def _as_json(found: re.Match[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as it stands between the quotes of a JSON string."""
+    """Text escaped for use between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

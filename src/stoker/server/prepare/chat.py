@@ -10,7 +10,7 @@ from stoker.server.errors import ApiError
 from stoker.server.generation import EngineRequest
 from stoker.server.lifecycle.service import Service
 from stoker.server.model import thinks_at_the_end
-from stoker.server.output.reasoning import CLOSE as THOUGHT_END
+from stoker.server.output.answer import CLOSE as THOUGHT_END
 from stoker.server.output.tags import OPEN
 from stoker.server.prepare.sampling import choice_samplings, choices_of, sampling_of
 from stoker.server.prepare.structured import answer_mask, call_mask, strict_mask

@@ -12,7 +12,7 @@ from stoker.engine.grammar.mask import Grammar
 from stoker.sampling.mask import TokenMask
 from stoker.server.errors import RETRY_S, ApiError
 from stoker.server.model import ServedModel, check_text
-from stoker.server.output.reasoning import CLOSE as THOUGHT_END
+from stoker.server.output.answer import CLOSE as THOUGHT_END
 from stoker.server.output.tags import CLOSE, OPEN
 from stoker.server.output.tool_schemas import standard
 from stoker.server.prepare.grammar_check import ChecksBusy, TooComplex, check

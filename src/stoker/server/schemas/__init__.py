@@ -1,5 +1,5 @@
-"""What requests may say. Types are checked here, values where they are used, with sentences about them.
+"""Request bodies as pydantic models. Types are validated here, values where they are used.
 
-Fields that no endpoint knows are ignored, as the APIs' own servers do; known ones that would change the answer and are
-not supported are refused by name.
+Unknown fields are ignored, as the APIs' own servers do. Known fields that would change the answer and are not supported
+are refused by name.
 """

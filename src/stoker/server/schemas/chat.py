@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and what of it other endpoints share."""
+"""The body of POST /v1/chat/completions, parts of which other endpoints share."""
 
 import json
 from typing import Any, Literal, Self
@@ -15,7 +15,7 @@ class FunctionCall(Model):
 
 
 class ToolCall(Model):
-    """Of a function. A call of a custom tool is read as one with its text as the only argument."""
+    """A function call. A call of a custom tool becomes one whose only argument is the text."""
 
     id: str | None = None
     type: Literal["function", "custom"] = "function"
@@ -48,7 +48,7 @@ class Function(Model):
 
 
 class Tool(Model):
-    """A function. A custom tool is offered to the model as a function that takes one text."""
+    """A function tool. A custom tool becomes a function that takes one string."""
 
     type: Literal["function", "custom"] = "function"
     function: Function
@@ -107,13 +107,13 @@ class ChatRequest(Sampled):
     @model_validator(mode="wrap")
     @classmethod
     def _leave_out(cls, body: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        """Tools of other types than functions and custom ones, which some other server would run."""
+        """Leaves out tools that are neither functions nor custom, which another server would have to run."""
         if not isinstance(body, dict):
             return check(body)
         omitted: list[str] = []
         body = {**body, "tools": _own(body.get("tools"), "tool", omitted)}
         choice = body.get("tool_choice")
-        if _is_foreign(choice) and choice["type"] != "allowed_tools":  # then it is as without
+        if _is_foreign(choice) and choice["type"] != "allowed_tools":  # treated as if it was not given
             omitted.append(f"tool_choice:{choice['type']}")
             body["tool_choice"] = "auto"
         elif _is_foreign(choice) and isinstance(allowed := choice.get("allowed_tools"), dict):
@@ -125,8 +125,8 @@ class ChatRequest(Sampled):
 
     @property
     def omitted(self) -> list[str]:
-        """What another API asked for and this model cannot be offered, such as `tool:web_search_20250305`. Whoever says
-        a request again as a chat request adds to it; the response names it in the header x-stoker-omitted."""
+        """Parts of the request that were left out, such as `tool:web_search_20250305`. Translations from other APIs
+        append to it; the response names them in the header x-stoker-omitted."""
         return self._omitted
 
     @property
@@ -135,7 +135,7 @@ class ChatRequest(Sampled):
 
     @property
     def template_options(self) -> Json:
-        """Effort none switches thinking off; any other reaches the template, and thinking is on."""
+        """Options for the template. Effort none disables thinking; any other is passed on and enables it."""
         effort = self.reasoning_effort
         if effort is None:
             found: Json = {}
@@ -147,7 +147,7 @@ class ChatRequest(Sampled):
 
 
 def _own(tools: Any, what: str, omitted: list[str]) -> Any:
-    """Without those of foreign types, which are added to `omitted`."""
+    """The tools without those of foreign types, which are added to `omitted`."""
     if not isinstance(tools, list):
         return tools
     omitted.extend(f"{what}:{tool['type']}" for tool in tools if _is_foreign(tool))
@@ -160,7 +160,7 @@ def _is_foreign(tool: Any) -> bool:
 
 
 def _custom(given: Any) -> Json | None:
-    """The custom part of a tool, call or choice in OpenAI's words; None if it is of another type."""
+    """The `custom` part of a tool, call or choice; None if it has another type."""
     if not isinstance(given, dict) or given.get("type") != "custom" or not isinstance(given.get("custom"), dict):
         return None
     found: Json = given["custom"]
@@ -168,7 +168,7 @@ def _custom(given: Any) -> Json | None:
 
 
 def _text_function(custom: Json) -> Json:
-    """A grammar is told to the model; it is not enforced."""
+    """A custom tool as a function. Its grammar is described to the model and not enforced."""
     wanted = custom.get("format")
     wanted = wanted if isinstance(wanted, dict) else {}
     grammar = wanted.get("grammar", wanted)  # chat completions nest it, responses do not

@@ -1,4 +1,4 @@
-"""What all generating endpoints have in common."""
+"""Fields that all generating endpoints share, and parameters that all refuse."""
 
 from typing import Any, Literal
 
@@ -53,11 +53,11 @@ UNSUPPORTED = {
     "top_a": SAMPLERS,
     "samplers": SAMPLERS,
 }
-NEUTRAL = {"typical_p": 1, "tfs_z": 1}  # values that ask for nothing, besides zero and empty ones
+NEUTRAL = {"typical_p": 1, "tfs_z": 1}  # values without effect, besides zero and empty ones
 
 
 class Model(BaseModel):
-    """Strict: 1 is no "1" and true is no 1. JSON knows the difference, and a client's mistake should be told."""
+    """A strict model: 1 is not "1" and true is not 1, since JSON distinguishes them."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -74,7 +74,7 @@ class StreamOptions(Model):
 
 
 class StructuredOutputs(Model):
-    """vLLM's own way to ask for structured output; exactly one of them."""
+    """vLLM's parameter for structured output; exactly one field must be given."""
 
     json_: Json | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -95,7 +95,7 @@ class ResponseFormat(Model):
 
 
 class Body(Model):
-    """A request for an answer: what would change the answer is known, or refused by its name."""
+    """A request for an answer. Parameters that would change it and are not supported are refused by name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,7 +105,7 @@ class Body(Model):
 
 
 class Sampled(Body):
-    """How tokens are chosen: OpenAI's parameters and vLLM's extras."""
+    """Sampling parameters: OpenAI's and vLLM's extensions."""
 
     temperature: float | None = None
     top_p: float | None = None

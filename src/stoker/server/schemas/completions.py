@@ -1,4 +1,4 @@
-"""POST /v1/completions, /tokenize and /detokenize."""
+"""The bodies of POST /v1/completions, /tokenize and /detokenize."""
 
 from stoker.server.schemas.chat import ChatMessage, Tool
 from stoker.server.schemas.common import Json, Model, ResponseFormat, Sampled
