@@ -24,7 +24,7 @@ from stoker.plan.vllm_pool import Pool, pool_of
 from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import Draft
 from stoker.sizes.weights import WeightBytes
-from stoker.weights.groups import MTP, SHARED, VISION
+from stoker.weights.names import MTP, SHARED, VISION
 from tools.plan_fit import SHORT_CONTEXT, SHORT_PROMPT
 
 CLOSE = 0.15  # an error up to which a figure counts as reproduced

@@ -11,7 +11,7 @@ from stoker.demo import EMBEDDED
 from stoker.plan.catalog import GIB, find_model, find_scheme, models, schemes
 from stoker.plan.models import from_file
 from stoker.sizes.weights import BITS, PLAIN, Scheme, WeightBytes, fits, weight_bytes
-from stoker.weights.groups import DELTANET, MTP, NORMS, VISION
+from stoker.weights.names import DELTANET, MTP, NORMS, VISION
 from tests.support import situations
 
 

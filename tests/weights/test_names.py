@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from stoker.backends.cpu.decoder import Decoder
-from stoker.weights.groups import GROUPS, group_of
+from stoker.backends.cpu.dflash import DFlash
+from stoker.sizes.network import Network
+from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig
-from stoker.weights.names import active_parameters, model_parameters, single_experts
+from stoker.weights.names import GROUPS, drafter_parameters, group_of, model_parameters, single_experts
 from tests.conftest import FAMILIES
-from tests.support.random_checkpoint import small_config
+from tests.support.random_checkpoint import small_config, small_drafter_config
 from tests.weights.test_model_config import MODELS
 
 SMALL = {
@@ -31,6 +33,13 @@ def test_names_and_shapes_are_those_of_the_module(name: str) -> None:
     assert model_parameters(config) == shapes
 
 
+def test_names_and_shapes_of_a_drafter_are_those_of_the_module() -> None:
+    config = DFlashConfig.from_dict(small_drafter_config(SMALL["no MTP"]))
+    with torch.device("meta"):
+        module = DFlash(config)
+    assert drafter_parameters(config) == {name: tuple(value.shape) for name, value in module.named_parameters()}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     raw, published = MODELS[name]
@@ -47,7 +56,7 @@ def test_122b_has_785_mtp_tensors_and_ten_billion_active_parameters() -> None:
         single |= single_experts(name, shape) if ".experts." in name else {name: shape}
     assert (len(mtp), len(single)) == (19, 785)
     assert sum(prod(shape) for shape in single.values()) == 2_523_679_232
-    assert active_parameters(config) == pytest.approx(9.77e9, rel=0.001)
+    assert Network.of(config).active_parameters == pytest.approx(9.77e9, rel=0.001)
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,6 @@ def _print(report: "Inspection", console: "Console") -> None:
 
 
 def _summary(report: "Inspection") -> list[str]:
-    from stoker.weights.names import active_parameters
-
     lines, config = [], report.config
     kinds = []
     if config:
@@ -84,7 +82,8 @@ def _summary(report: "Inspection") -> list[str]:
     by_group = {group.name: group.parameters for group in report.groups}
     beside = [f"{_billions(by_group[name])} {name}" for name in ("MTP", "vision") if by_group.get(name)]
     line = f"{_billions(report.parameters)} parameters" + (f" ({', '.join(beside)})" if beside else "")
-    lines.append(f"{line}, {_billions(active_parameters(config))} active per token" if config else line)
+    active = report.active_parameters
+    lines.append(f"{line}, {_billions(active)} active per token" if active else line)
     tensors = sum(group.tensors for group in report.groups)
     lines.append(f"{tensors:,} tensors in {report.files} files, {_size(report.bytes_on_disk)}")
     return lines

@@ -11,7 +11,7 @@ from stoker.plan.speed import Speed, first_token_s, predict
 from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
 from stoker.sizes.weights import WeightBytes
-from stoker.weights.groups import DELTANET, HEAD, SHARED
+from stoker.weights.names import DELTANET, HEAD, SHARED
 
 LONG_CONTEXT = 64_000
 DEPTHS = {MTP_DRAFT: range(1, 9), DFLASH: range(1, 16)}

@@ -11,7 +11,8 @@ from stoker.sizes.network import Weight
 from stoker.sizes.weights import FEEDING
 from stoker.weights.config_fields import Fields
 from stoker.weights.dflash_config import SLIDING
-from stoker.weights.groups import (
+from stoker.weights.model_config import FAMILIES, FULL, LINEAR
+from stoker.weights.names import (
     ATTENTION,
     DELTANET,
     DENSE,
@@ -23,7 +24,6 @@ from stoker.weights.groups import (
     SHARED,
     group_of,
 )
-from stoker.weights.model_config import FAMILIES, FULL, LINEAR
 
 NORMS = group_of("norm.weight")
 TYPICAL_LAYERS = 40

@@ -12,7 +12,7 @@ from stoker.plan.vllm_pool import Pool, pool_of
 from stoker.sizes.memory import KV_ITEM, Caches, Item, caches_of, plan_memory
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
 from stoker.sizes.weights import WeightBytes
-from stoker.weights.groups import MTP, VISION
+from stoker.weights.names import MTP, VISION
 
 KV = ("bf16", "fp8")
 MOST_USERS = 4096

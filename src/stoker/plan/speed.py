@@ -19,8 +19,8 @@ from stoker.plan.evidence import MIXED, PROSE
 from stoker.plan.models import Model
 from stoker.sizes.step import DFLASH, Draft, StepReads, step_reads
 from stoker.sizes.weights import GGUF, WeightBytes
-from stoker.weights.groups import DENSE, HEAD, ROUTED
 from stoker.weights.model_config import FULL
+from stoker.weights.names import DENSE, HEAD, ROUTED
 
 BEST_EFFICIENCY = 0.97  # of the bandwidth on paper; nothing measured exceeds it
 BY_LAYERS = ("llama.cpp", "ollama")  # several cards take turns, each with its layers; others read at the same time

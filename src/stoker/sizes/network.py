@@ -7,9 +7,8 @@ from math import prod
 from typing import Any, Self
 
 from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from stoker.weights.groups import EMBEDDING, MTP, OTHER, ROUTED, group_of
 from stoker.weights.model_config import FULL, LINEAR, DeltaConfig, ModelConfig
-from stoker.weights.names import model_parameters
+from stoker.weights.names import EMBEDDING, MTP, OTHER, ROUTED, group_of, model_parameters, part_of
 
 Shape = tuple[int, ...]
 
@@ -169,7 +168,7 @@ class Network:
 def _weights(config: ModelConfig) -> Iterator[Weight]:
     for name, shape in model_parameters(config).items():
         group = group_of(name)
-        part = group_of(name.removeprefix("mtp.")) if group == MTP else group
+        part = part_of(name)
         if part == ROUTED and name.endswith("gate_up_proj"):  # stored as two matrices per expert
             experts, rows, columns = shape
             yield Weight(name, group, part, (experts, rows // 2, columns), 2)

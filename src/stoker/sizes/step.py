@@ -6,7 +6,7 @@ from typing import Self
 
 from stoker.sizes.network import Network
 from stoker.sizes.weights import WeightBytes
-from stoker.weights.groups import DELTANET, EMBEDDING, ROUTED
+from stoker.weights.names import DELTANET, EMBEDDING, ROUTED
 
 MTP_DRAFT, DFLASH = "mtp", "dflash"
 

@@ -7,22 +7,25 @@ from typing import Self
 
 from stoker.errors import RequestError
 from stoker.sizes.network import Network, Shape, Weight
-from stoker.weights.groups import (
+from stoker.weights.names import (
     ATTENTION,
     DELTANET,
     DENSE,
     EMBEDDING,
+    EXPERTS,
     GROUPS,
     HEAD,
     MTP,
+    MTP_FC,
     OTHER,
     ROUTED,
     ROUTER,
     SHARED,
     VISION,
     group_of,
+    is_decay_gate,
+    is_published_in_fp32,
 )
-from stoker.weights.names import EXPERTS
 
 # Bytes of a weight in a storage format include its scales and zero points.
 
@@ -98,11 +101,11 @@ class Scheme:
     def format_of(self, weight: Weight) -> str:
         key = next((key for key, group in GROUP_KEYS.items() if group == weight.part), "")
         wanted = self.parts.get(key, self.parts.get("deltanet", "bf16") if key == "feeding" else "bf16")
-        if weight.group == MTP and (self.mtp != "trunk" or weight.name == "mtp.fc.weight"):
+        if weight.group == MTP and (self.mtp != "trunk" or weight.name == MTP_FC):
             wanted = "bf16"
-        if self.not_gates and weight.name.endswith(("in_proj_a.weight", "in_proj_b.weight")):
+        if self.not_gates and is_decay_gate(weight.name):
             wanted = "bf16"
-        if weight.name.endswith((".A_log", "linear_attn.norm.weight")):  # Qwen3.5 publishes these two in fp32
+        if is_published_in_fp32(weight.name):
             return "fp32"
         return wanted if fits(wanted, weight.shape) else "bf16"
 

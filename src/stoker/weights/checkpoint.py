@@ -16,10 +16,9 @@ from typing import Any
 from stoker.errors import CheckpointError, StokerError, brief
 from stoker.weights.formats.layout import INSTEAD
 from stoker.weights.formats.rules import Finding, FormatTable, formats_in
-from stoker.weights.groups import group_of
 from stoker.weights.headers import Reads, TensorInfo, scan_header
 from stoker.weights.json_file import KINDS, MAX_JSON, read_json
-from stoker.weights.names import is_mtp
+from stoker.weights.names import group_of, is_mtp
 from stoker.weights.problems import Problem, count, refuse_errors
 
 INDEX = "model.safetensors.index.json"

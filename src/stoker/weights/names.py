@@ -6,15 +6,14 @@ published names without their prefix, experts fused. The rest says how published
 
 import re
 from collections.abc import Collection
-from math import prod
 
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import FULL, ModelConfig
 
 Shape = tuple[int, ...]
 
-HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-HEAD_NAMES = (HEAD, "language_model.lm_head.weight")
+HEAD_WEIGHT, EMBEDDING_WEIGHT = "lm_head.weight", "embed_tokens.weight"
+HEAD_NAMES = (HEAD_WEIGHT, "language_model.lm_head.weight")
 # What stands before `layers.0.`: in multimodal files, in text-only ones, and in bare ones.
 TRUNK_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 MTP_PREFIX = "mtp."
@@ -22,9 +21,32 @@ VISION_PREFIXES = ("model.visual.", "visual.")
 EXPERTS = ".mlp.experts."
 SINGLE_EXPERT = re.compile(r"(?<=\.mlp\.experts\.)\d+(?=\.)")
 LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
+MTP_FC = "mtp.fc.weight"  # joins a hidden state and an embedding; quantisers leave it alone
+
+# The groups that `stoker inspect` and the planner count by.
+ROUTED, SHARED, ROUTER = "routed experts", "shared experts", "router"
+ATTENTION, DELTANET, DENSE = "attention", "DeltaNet", "dense MLP"
+HEAD, EMBEDDING, NORMS = "head", "embedding", "norms"
+MTP, VISION, OTHER = "MTP", "vision", "other"
+
+# In the order they are shown: what a step reads first, what it never reads last.
+GROUPS = (ROUTED, SHARED, DENSE, DELTANET, ATTENTION, HEAD, ROUTER, NORMS, EMBEDDING, MTP, VISION, OTHER)
+_PARTS = (
+    (".mlp.experts.", ROUTED),
+    (".mlp.shared_expert.", SHARED),
+    (".mlp.shared_expert_gate.", ROUTER),
+    (".mlp.gate.", ROUTER),
+    (".mlp.", DENSE),
+    (".linear_attn.", DELTANET),
+    (".self_attn.", ATTENTION),
+    ("lm_head.", HEAD),
+    ("embed_tokens.", EMBEDDING),
+    ("layernorm.", NORMS),
+)
 
 # in_proj_a and in_proj_b steer the decay of the recurrent state and are tiny: quantisers leave them alone.
 _PROJECTIONS = (".q_proj", ".k_proj", ".v_proj", ".o_proj", ".in_proj_qkv", ".in_proj_z", ".out_proj")
+_DECAY_GATES = (".in_proj_a", ".in_proj_b")
 _IN_FP32 = (".A_log", ".linear_attn.norm")
 _NEVER_QUANTISED = ("embed_tokens", "conv1d")
 
@@ -32,13 +54,13 @@ _NEVER_QUANTISED = ("embed_tokens", "conv1d")
 def model_parameters(config: ModelConfig) -> dict[str, Shape]:
     """The trunk and, under `mtp.`, the MTP head where the config has one. A tied head is no parameter of its own."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), "norm.weight": (hidden,)}
+    shapes: dict[str, Shape] = {EMBEDDING_WEIGHT: (config.vocab_size, hidden), "norm.weight": (hidden,)}
     if not config.tie_word_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
+        shapes[HEAD_WEIGHT] = (config.vocab_size, hidden)
     for i, (kind, sparse) in enumerate(zip(config.layer_types, config.sparse_layers, strict=True)):
         shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer(config, kind, sparse).items()}
     if config.mtp_layers:
-        shapes["mtp.fc.weight"] = (hidden, 2 * hidden)
+        shapes[MTP_FC] = (hidden, 2 * hidden)
         for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
             shapes[f"mtp.{name}.weight"] = (hidden,)
         for name, shape in _layer(config, FULL, sparse=config.moe is not None).items():
@@ -60,20 +82,6 @@ def drafter_parameters(config: DFlashConfig) -> dict[str, Shape]:
     return shapes | {f"layers.{i}.{name}": shape for i in layers for name, shape in layer.items()}
 
 
-def active_parameters(config: ModelConfig) -> int:
-    """Parameters of the trunk that one token uses: all but the experts that are not chosen. Embedding and head count
-    whole, as in the names models are sold under (A10B)."""
-    total = 0
-    for name, shape in model_parameters(config).items():
-        if is_mtp(name):
-            continue
-        count = prod(shape)
-        if EXPERTS in name and config.moe:
-            count = count * config.moe.top_k // config.moe.num_experts
-        total += count
-    return total
-
-
 def single_experts(name: str, shape: Shape) -> dict[str, Shape]:
     """Fused experts as they are called where each has tensors of its own, expert by expert.
 
@@ -89,7 +97,7 @@ def single_experts(name: str, shape: Shape) -> dict[str, Shape]:
 def trunk_prefix(modules: Collection[str]) -> str:
     """What stands before `embed_tokens` in these names of modules or tensors or, without one, before their layers."""
     for prefix in TRUNK_PREFIXES:
-        if f"{prefix}embed_tokens" in modules or prefix + EMBEDDING in modules:
+        if f"{prefix}embed_tokens" in modules or prefix + EMBEDDING_WEIGHT in modules:
             return prefix
     for prefix in TRUNK_PREFIXES:
         if any(name.startswith(f"{prefix}layers.") for name in modules):
@@ -123,6 +131,10 @@ def is_projection(name: str) -> bool:
     return module_of(name).endswith(_PROJECTIONS)
 
 
+def is_decay_gate(name: str) -> bool:
+    return module_of(name).endswith(_DECAY_GATES)
+
+
 def is_published_in_fp32(name: str) -> bool:
     """Two small tensors of a DeltaNet layer are published in either precision and computed in fp32."""
     return module_of(name).endswith(_IN_FP32)
@@ -133,13 +145,33 @@ def is_never_quantised(name: str) -> bool:
     return module_of(name).endswith(_NEVER_QUANTISED)
 
 
+def group_of(name: str) -> str:
+    """The group of a tensor or of a module. The whole MTP head is one group, whatever its parts are."""
+    if is_mtp(name):
+        return MTP
+    if is_vision(name):
+        return VISION
+    if is_rotary_table(name):
+        return OTHER
+    dotted = f"{name}."  # so that "mlp.gate" and "mlp.gate.weight" match alike, and "mlp.gate_proj" does not
+    for part, group in _PARTS:
+        if part in dotted:
+            return group
+    return NORMS if dotted.startswith(("norm.", "model.norm.")) or ".norm." in dotted else OTHER
+
+
+def part_of(name: str) -> str:
+    """The group of a tensor or, of one in the MTP head, the group of the trunk that it resembles."""
+    return group_of(name.removeprefix(MTP_PREFIX))
+
+
 def kind_of(module: str) -> str:
     """What a module of a layer is, whichever layer and expert it belongs to; empty for what is in no layer.
 
     Fused experts and single ones are of one kind, and so are their gate and up projections. The MTP head's fc yields a
     hidden state like an output projection of attention does.
     """
-    if module == "mtp.fc":
+    if module == module_of(MTP_FC):
         return "self_attn.o_proj"
     match = LAYER.search(module)
     if match is None:

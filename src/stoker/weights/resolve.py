@@ -13,15 +13,17 @@ from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.formats.layout import PLAIN_FORMATS, SUFFIXES, Shape
 from stoker.weights.formats.rules import LayerFormat
-from stoker.weights.groups import MTP, OTHER, group_of
 from stoker.weights.headers import TensorInfo
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.names import (
     EXPERTS,
-    HEAD,
     HEAD_NAMES,
+    HEAD_WEIGHT,
+    MTP,
+    OTHER,
     SINGLE_EXPERT,
     drafter_parameters,
+    group_of,
     is_cache_scale,
     is_mtp,
     is_never_quantised,
@@ -95,8 +97,8 @@ class Spelling:
 
     def name(self, parameter: str) -> str:
         """A parameter of the network (`layers.0.mlp.gate.weight`) as this checkpoint calls it."""
-        if parameter == HEAD:
-            return next((name for name in HEAD_NAMES if module_of(name) in self._stored), HEAD)
+        if parameter == HEAD_WEIGHT:
+            return next((name for name in HEAD_NAMES if module_of(name) in self._stored), HEAD_WEIGHT)
         return parameter if is_mtp(parameter) else self.prefix + parameter
 
     def find(self, parameter: str, shape: Shape) -> Filling:

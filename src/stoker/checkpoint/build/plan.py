@@ -20,13 +20,15 @@ from stoker.checkpoint.build.units import (
 from stoker.errors import CheckpointError
 from stoker.weights.formats.layout import Shape
 from stoker.weights.formats.rules import LayerFormat
-from stoker.weights.groups import DENSE, ROUTED, SHARED, group_of
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.names import (
+    DENSE,
     EXPERTS,
-    HEAD,
     HEAD_NAMES,
-    MTP_PREFIX,
+    HEAD_WEIGHT,
+    ROUTED,
+    SHARED,
+    group_of,
     is_cache_scale,
     is_mtp,
     is_projection,
@@ -35,6 +37,7 @@ from stoker.weights.names import (
     is_vision,
     model_parameters,
     module_of,
+    part_of,
     single_experts,
 )
 
@@ -149,13 +152,13 @@ class _Planner:
     def _target(self, parameter: str) -> str:
         """The format that the recipe gives a parameter; empty: as it is."""
         group = group_of(parameter)
-        if parameter == HEAD:
+        if parameter == HEAD_WEIGHT:
             return self.scheme.head
         if group == SHARED:
             return "" if self.sources.shared_experts else self.scheme.shared_experts
         projection = is_projection(parameter)
         if is_mtp(parameter):
-            if self.scheme.drafts and group_of(parameter.removeprefix(MTP_PREFIX)) == SHARED:
+            if self.scheme.drafts and part_of(parameter) == SHARED:
                 return "fp8-b128"
             return self.scheme.drafts if projection or EXPERTS in parameter else ""
         return self.scheme.projections if projection or group in (ROUTED, DENSE) else ""
@@ -209,7 +212,7 @@ class _Planner:
     def _option(self, parameter: str) -> str:
         if is_mtp(parameter):
             return f"--draft-weights {self.recipe.draft_weights}"
-        if parameter == HEAD and self.recipe.lm_head:
+        if parameter == HEAD_WEIGHT and self.recipe.lm_head:
             return f"--lm-head {self.recipe.lm_head}"
         if group_of(parameter) == SHARED and self.recipe.shared_experts == FP8:
             return "--shared-experts fp8"

@@ -20,10 +20,9 @@ from stoker.checkpoint.build.shards import Shard, pack, sha256, write_shard
 from stoker.checkpoint.build.sources import Source, open_local
 from stoker.checkpoint.build.workspace import Workspace, WorkspaceError, write_synced
 from stoker.weights.checkpoint import INDEX, quantization_config
-from stoker.weights.groups import SHARED, group_of
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
-from stoker.weights.names import is_mtp
+from stoker.weights.names import SHARED, group_of, is_mtp
 
 if TYPE_CHECKING:
     from stoker.checkpoint.build.fetch import MakeHub

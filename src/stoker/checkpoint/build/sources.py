@@ -15,9 +15,8 @@ from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.formats.layout import Shape
 from stoker.weights.formats.rules import LayerFormat
-from stoker.weights.groups import OTHER, group_of
 from stoker.weights.headers import TensorInfo
-from stoker.weights.names import is_mtp, is_rotary_table
+from stoker.weights.names import OTHER, group_of, is_mtp, is_rotary_table
 from stoker.weights.problems import refuse_errors
 from stoker.weights.resolve import Place, Spelling
 

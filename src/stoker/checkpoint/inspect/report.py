@@ -20,11 +20,10 @@ from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.formats.layout import PLAIN_FORMATS
 from stoker.weights.formats.rules import LayerFormat
-from stoker.weights.groups import GROUPS, OTHER, group_of
 from stoker.weights.headers import Reads
 from stoker.weights.json_file import read_json
 from stoker.weights.model_config import ModelConfig
-from stoker.weights.names import active_parameters, is_mtp, is_published_in_fp32
+from stoker.weights.names import GROUPS, OTHER, group_of, is_mtp, is_published_in_fp32
 from stoker.weights.problems import Problem
 from stoker.weights.resolve import Resolution, resolve_model
 
@@ -65,6 +64,11 @@ class Inspection:
         return sum(group.parameters for group in self.groups)
 
     @property
+    def active_parameters(self) -> int | None:
+        """Parameters of the trunk that one token uses: all but the experts that are not chosen."""
+        return Network.of(self.config).active_parameters if self.config else None
+
+    @property
     def errors(self) -> tuple[Problem, ...]:
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
@@ -80,7 +84,7 @@ class Inspection:
         return {
             "architecture": self.architecture,
             "parameters": self.parameters,
-            "active_parameters": active_parameters(self.config) if self.config else None,
+            "active_parameters": self.active_parameters,
             "groups": [asdict(group) for group in self.groups],
             "bytes_per_step": self.step.total if self.step else None,
             "step_reads": [{"name": k, "bytes": v} for k, v in self.step.items.items()] if self.step else [],
