@@ -11,6 +11,8 @@ TORCH ?= auto
 # The Triton that today's GPU machines have, beside the newest one of .venv: kernels must compile with both.
 OTHER_TRITON := 3.6.0
 OTHER := build/triton-$(OTHER_TRITON)
+# The packages that write quantised checkpoints; theirs and ours are compared.
+QUANTISERS := build/quantisers
 
 ifeq ($(filter auto cpu cuda,$(TORCH)),)
 $(error TORCH=$(TORCH) is unknown; use TORCH=cpu, TORCH=cuda or TORCH=auto)
@@ -22,13 +24,20 @@ else
 TORCH_BUILD := $(TORCH)
 endif
 
-.PHONY: demo test kernels box-report lossless server seeds lint format clean
+.PHONY: demo test test-all kernels box-report lossless server seeds lint format clean
 
 demo: $(INSTALLED)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
-test: $(READY) $(OTHER)/.ready lint  ## what CI runs
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+test: $(READY) lint  ## what CI runs; ten minutes on two cores
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# Tests of the server run one at a time: what they allow it to keep others waiting is short.
+test-all: $(READY) $(OTHER)/.ready $(QUANTISERS)/.ready lint  ## every test, all architectures, both Tritons; before a release
+	STOKER_TESTS=all $(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/server --ignore tests/agents \
+		--ignore tests/weights/formats/test_against_quantisers.py
+	STOKER_TESTS=all PYTHONPATH=$(QUANTISERS) $(BIN)/python -m pytest tests/weights/formats/test_against_quantisers.py
+	$(MAKE) server
 
 kernels: $(READY) $(OTHER)/.ready  ## kernel x architecture: registers, shared memory, spills, parity; a quarter of an hour
 	$(BIN)/python -m benchmarks.gpu.kernel_table --json build/kernels.json
@@ -36,6 +45,12 @@ kernels: $(READY) $(OTHER)/.ready  ## kernel x architecture: registers, shared m
 
 $(OTHER)/.ready: | $(READY)
 	$(BIN)/python -m pip install --no-compile --no-deps --target $(OTHER) triton==$(OTHER_TRITON)
+	@touch $@
+
+# In a folder of their own and without what they depend on: they ask for another torch than .venv has.
+$(QUANTISERS)/.ready: tests/weights/formats/quantisers.txt | $(READY)
+	rm -rf $(QUANTISERS)
+	$(BIN)/python -m pip install --no-compile --no-deps --target $(QUANTISERS) --requirement $<
 	@touch $@
 
 box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or so. PYTHON must have torch for the GPU
@@ -46,9 +61,8 @@ box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or 
 lossless: $(READY)  ## every token the same in twelve configurations; an hour or so, goes on where it stopped
 	$(BIN)/python -m benchmarks.lossless
 
-server: $(READY)  ## the server's long tests: 22,000 made-up requests, schemas, agents, hostile clients; half an hour or so
-	STOKER_FULL=1 $(BIN)/python -m pytest tests/server/test_fuzz.py tests/server/test_bad_requests.py \
-		tests/server/prepare tests/server/endpoints/test_body.py tests/server/test_chat_templates.py tests/agents
+server: $(READY)  ## all tests of the server: 22,000 made-up requests, schemas, agents, hostile clients; most of an hour
+	STOKER_TESTS=all $(BIN)/python -m pytest tests/server tests/agents
 
 seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
 	$(BIN)/python -m tools.seeds docs/seeds.md

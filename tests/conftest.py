@@ -12,9 +12,22 @@ import pytest
 import torch
 
 from stoker.demo.tokenizer import write_byte_tokenizer
+from tests.support.extent import ALL
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
 
+LEFT_OUT = "tests marked long are left out and fewer cases drawn; STOKER_TESTS=all, or make test-all, runs everything"
 FAMILIES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
+
+
+def pytest_report_header() -> str | None:
+    return None if ALL else LEFT_OUT
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [] if ALL else [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,11 @@ class Needs:
 
 
 def compile_for(variant: Variant, target: Target) -> Needs:
-    compiled = built(variant, target)
+    return needs_of(built(variant, target), target)
+
+
+def needs_of(compiled: Any, target: Target) -> Needs:
+    """What Triton's compiled kernel needs."""
     nvidia = target.backend == "cuda"
     registers, spills = _nvidia(compiled.asm["cubin"]) if nvidia else _amd(compiled.asm["amdgcn"])
     return Needs(int(compiled.metadata.shared), registers, spills, int(compiled.metadata.num_warps))

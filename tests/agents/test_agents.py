@@ -116,7 +116,7 @@ def test_an_agent_completes_two_turns_with_a_tool_call_each(agent: Agent, tmp_pa
         assert not re.search("WARNING|ERROR|Traceback", running.log), running.log
 
 
-@pytest.mark.skipif(not os.environ.get("STOKER_FULL"), reason="long; make server runs it")
+@pytest.mark.long
 def test_claude_code_compacts_a_session_that_has_outgrown_the_context(tmp_path: Path) -> None:
     lengthy = replace(CLAUDE_CODE.script, arguments={"command": f"seq 10001 10500; {COMMAND}"})  # 3,000 tokens
     agent = replace(CLAUDE_CODE, script=lengthy)

@@ -18,9 +18,11 @@ from typing import Any
 
 import httpx2 as httpx
 
+from tests.support.extent import ALL
+
 PATIENCE_S = 300.0  # for a loaded machine to start a server
 # in which /health must answer on an idle machine; beside other work of its cores it may wait longer for its turn
-HEALTH_S = 0.1 if os.environ.get("STOKER_FULL") else 0.4
+HEALTH_S = 0.1 if ALL else 0.4
 NO_THINK = {"enable_thinking": False}
 HELD = (
     "stoker:requests_live",

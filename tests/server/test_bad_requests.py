@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 from typing import Any
 
 import httpx2 as httpx
@@ -12,8 +11,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.server.running import Running, chat_body
+from tests.support.extent import ALL
 
-CASES = 2000 if os.environ.get("STOKER_FULL") else 150
+CASES = 2000 if ALL else 150
 
 
 def raw(server: Running, body: bytes, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:

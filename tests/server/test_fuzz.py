@@ -1,15 +1,13 @@
 """Made-up requests to every endpoint, sound ones and broken ones: none is a server error, none holds a neighbour up."""
 
-import os
-
 import pytest
 
 from tests.server.fuzz.cases import case
 from tests.server.fuzz.run import Report, run
+from tests.support.extent import ALL
 
-FULL = bool(os.environ.get("STOKER_FULL"))
-CASES, WARM_UP = (20_000, 400) if FULL else (500, 400)
-STALL_S = 1.0 if FULL else 3.0  # other tests take their share of the machine beside the short one
+CASES, WARM_UP = (20_000, 400) if ALL else (500, 400)
+STALL_S = 1.0 if ALL else 3.0  # other tests take their share of the machine beside the short one
 GROWTH_MB = 50.0
 
 

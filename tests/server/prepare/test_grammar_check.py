@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 
 from tests.server.running import Running, chat_body, text_of
+from tests.support.extent import ALL
 
-FULL = bool(os.environ.get("STOKER_FULL"))
 GAP_S = 1.0  # the longest a neighbour's stream may stand still
 LARGE = {  # an honest schema of 234,000 characters
     "type": "object",
@@ -125,7 +125,7 @@ def test_a_crowd_of_schemas_that_take_long_to_check_does_not_keep_others_from_be
 
 
 def test_many_answers_to_one_large_schema_do_not_hold_up_a_neighbour(running: Running) -> None:
-    count = 64 if FULL else 8
+    count = 64 if ALL else 8
     body = asking(LARGE, n=count, max_tokens=8, temperature=1.0)
     found: list[httpx.Response] = []
     _, gap = neighbour(running, lambda: found.append(running.post("/v1/chat/completions", body)))

@@ -1,7 +1,6 @@
 """Structured output: the grammar holds at every token, drafted or not, and what comes out validates."""
 
 import json
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +26,7 @@ from stoker.server.prepare.structured import answer_mask, call_mask
 from stoker.server.schemas.common import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from stoker.speculate.choice import DraftChoice
 from tests.server.running import Running, chat_body
+from tests.support.extent import ALL
 
 SCHEMAS: list[dict[str, Any]] = [
     {
@@ -67,7 +67,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"enum": ["yes", "no", None, 3]},
     {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 2, "maxItems": 5},
 ]
-PROMPTS = 200 if os.environ.get("STOKER_FULL") else 32
+PROMPTS = 200 if ALL else 32
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def allowed(mask: GrammarMask, output: list[int]) -> Tensor:
 
 
 def test_answers_at_temperature_1_with_drafting_validate(shared: Running) -> None:
-    """200 of them with STOKER_FULL; some think first, and every other streams."""
+    """200 of them in `make test-all`; some think first, and every other streams."""
     questions = [text.partition("user\n")[2].partition("<|im_end|>")[0] for text in prompts()["JSON"]]
 
     def ask(number: int) -> tuple[str, dict[str, Any], dict[str, Any]]:

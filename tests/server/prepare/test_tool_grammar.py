@@ -1,7 +1,6 @@
 """Calls hold the whole schema of their tool: what the grammar lets through parses to arguments that validate."""
 
 import json
-import os
 import random
 from typing import Any
 
@@ -16,8 +15,9 @@ from stoker.server.output.answer import AnswerParser
 from stoker.server.output.pieces import Call, Message
 from stoker.server.output.tool_schemas import standard
 from stoker.server.prepare.structured import Mask, call_mask, strict_mask
+from tests.support.extent import ALL
 
-CASES = 2000 if os.environ.get("STOKER_FULL") else 200
+CASES = 2000 if ALL else 200
 LONGEST = 160  # tokens of a random call; those that run on are given up
 DEFS = {
     "word": {"type": "string", "pattern": "^[a-z]{1,6}$"},
@@ -256,7 +256,7 @@ def random_answer(model: ServedModel, mask: Mask, chosen: random.Random) -> str 
 
 @pytest.mark.parametrize("form", ["xml", "json"])
 def test_whatever_the_grammar_lets_through_validates(model: ServedModel, json_model: ServedModel, form: str) -> None:
-    """Random schemas, and random legal answers to them; 2,000 with STOKER_FULL."""
+    """Random schemas, and random legal answers to them; 2,000 in `make test-all`."""
     used = model if form == "xml" else json_model
     ended = refused = 0
     for seed in range(CASES // 2):

@@ -1,26 +1,32 @@
-"""Every kernel compiles, without a GPU, for the boxes Stoker is for, and fits their shared memory."""
+"""Every kernel compiles, without a GPU, for the boxes Stoker is for, and fits their shared memory.
+
+`make test` compiles for one NVIDIA and one AMD target, `make test-all` for all of them and with the other Triton.
+"""
 
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
-NAMES = ["sm_90", "sm_121", "gfx1151", "gfx1201", "gfx1100"]
+LONG = pytest.mark.long
+NVIDIA = ["sm_121", pytest.param("sm_90", marks=LONG)]
+AMD = ["gfx1151", *(pytest.param(name, marks=LONG) for name in ("gfx1201", "gfx1100"))]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NVIDIA, *AMD])
 def test_kernels_fit(compiler, name: str) -> None:
     needs, limit = compiler(compiled, name)
     assert len(needs) == (38 if name.startswith("sm_") else 34)
     assert all(shared <= limit for shared, _ in needs.values()), needs
 
 
-@pytest.mark.parametrize("name", ["sm_90", "sm_121"])
+@pytest.mark.parametrize("name", NVIDIA)
 def test_operands_go_straight_to_registers(compiler, name: str) -> None:
     """Shared memory holds the partial sums of the slices and no operand: that is what makes the kernels fast."""
     needs, _ = compiler(compiled, name)
@@ -31,68 +37,72 @@ def test_operands_go_straight_to_registers(compiler, name: str) -> None:
     assert all(needs[kernel][0] <= partial_sums for kernel in products), needs
 
 
-@pytest.mark.parametrize("name", ["sm_90", "sm_121"])
+@pytest.mark.parametrize("name", NVIDIA)
 def test_nothing_spills_that_must_be_fast(compiler, name: str) -> None:
     needs, _ = compiler(compiled, name)
     spills = {kernel: spilled for kernel, (_, spilled) in needs.items()}
     assert all(spills[kernel] <= 64 for kernel in spills if not kernel.startswith("attention FP8")), spills
 
 
-def test_weights_and_states_are_asked_for_before_a_dependent_launch_waits(compiler) -> None:
-    found = compiler(asked_for_before_the_wait)
+@pytest.mark.parametrize("name", NVIDIA)
+def test_weights_and_states_are_asked_for_before_a_dependent_launch_waits(compiler, name: str) -> None:
+    found = compiler(asked_for_before_the_wait, name)
     assert len(found) == 6
     assert all(loads > 0 for loads in found.values()), found
 
 
-def asked_for_before_the_wait() -> dict[str, int]:
+def asked_for_before_the_wait(target: str) -> dict[str, int]:
     """Loads of memory before a branch first waits, by kernel: the most of them where it waits in several branches."""
-    from tools.compiled_kernels import TARGETS, built
-    from tools.kernel_variants import each_kernel
-
     found = {}
-    for variant in each_kernel():
-        if variant.name.split()[0] in ("linear", "out", "head", "route", "down", "deltanet"):
-            branches = built(variant, TARGETS["sm_90"]).asm["ptx"].split("\n$L__BB")
+    for name, kernel in built_for(target).items():
+        if name.split()[0] in ("linear", "out", "head", "route", "down", "deltanet"):
+            branches = kernel.asm["ptx"].split("\n$L__BB")
             parts = [branch.partition("griddepcontrol.wait") for branch in branches]
             asked = [before.count("ld.global") for before, waits, _ in parts if waits]
-            assert asked, f"{variant.name} never waits"
-            found[variant.name] = max(asked)
+            assert asked, f"{name} never waits"
+            found[name] = max(asked)
     return found
 
 
-def test_a_shared_expert_waits_for_nothing_and_reads_past_the_first_level(compiler) -> None:
+@pytest.mark.parametrize("name", NVIDIA)
+def test_a_shared_expert_waits_for_nothing_and_reads_past_the_first_level(compiler, name: str) -> None:
     """It starts before the router is done; what it reads was written by the launch before that one."""
-    waits, past = compiler(waits_and_reads_of_gate_and_up)
+    waits, past = compiler(waits_and_reads_of_gate_and_up, name)
     assert waits == 1, "of routed experts"
     assert past >= 5, "four quarters of a group of tokens, and the row for its norm"
 
 
-def waits_and_reads_of_gate_and_up() -> tuple[int, int]:
-    from tools.compiled_kernels import TARGETS, built
-    from tools.kernel_variants import each_kernel
-
-    (variant,) = (variant for variant in each_kernel() if variant.name.startswith("gate_up"))
-    text = built(variant, TARGETS["sm_90"]).asm["ptx"]
+def waits_and_reads_of_gate_and_up(target: str) -> tuple[int, int]:
+    (text,) = (kernel.asm["ptx"] for name, kernel in built_for(target).items() if name.startswith("gate_up"))
     return text.count("griddepcontrol.wait"), text.count("ld.global.cg")
 
 
-@cache
 def compiled(name: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Shared memory and spills of each kernel, by name, and the target's limit of shared memory."""
-    from tools.compiled_kernels import TARGETS, compile_for
+    from tools.compiled_kernels import TARGETS, needs_of
+
+    target = TARGETS[name]
+    found = {kernel: needs_of(compiled, target) for kernel, compiled in built_for(name).items()}
+    return {kernel: (needs.shared, needs.spills or 0) for kernel, needs in found.items()}, target.shared_limit
+
+
+@cache
+def built_for(name: str) -> dict[str, Any]:
+    """Triton's compiled kernels, by name."""
+    from tools.compiled_kernels import TARGETS, built
     from tools.kernel_variants import each_kernel
 
     target = TARGETS[name]
-    found = {variant.name: compile_for(variant, target) for variant in each_kernel(target.backend == "hip")}
-    return {name: (needs.shared, needs.spills or 0) for name, needs in found.items()}, target.shared_limit
+    return {variant.name: built(variant, target) for variant in each_kernel(target.backend == "hip")}
 
 
+@LONG
 def test_the_triton_of_gpu_machines_compiles_them_too() -> None:
-    """`make test` puts it there; kernels must not use what only the newest version has."""
+    """`make test-all` puts it there; kernels must not use what only the newest version has."""
     root = Path(__file__).parents[4]
     other = root / "build/triton-3.6.0"
     if not (other / ".ready").exists():
-        pytest.skip(f"no Triton in {other}: `make test` and `make kernels` install it")
+        pytest.skip(f"no Triton in {other}: `make test-all` and `make kernels` install it")
     command = [sys.executable, "-m", "benchmarks.gpu.kernel_table", "--small", "--no-parity", "--target", "sm_90"]
     done = subprocess.run(
         command, cwd=root, env={**os.environ, "PYTHONPATH": str(other)}, capture_output=True, text=True
@@ -101,6 +111,7 @@ def test_the_triton_of_gpu_machines_compiles_them_too() -> None:
     assert "Triton 3.6.0" in done.stdout
 
 
+@LONG
 def test_sums_are_laid_out_alike_for_few_and_many_tokens(compiler) -> None:
     """A sum over a tile follows its layout, which the compiler chooses anew for every tile of tokens: the 1/rms of a
     row of 384 had other bits from nine tokens on."""
@@ -136,6 +147,7 @@ def layouts_of_sums(hidden: int, tokens: int) -> dict[str, list[tuple[int, str]]
     return found
 
 
+@LONG
 def test_asynchronous_products_of_attention_take_keys_from_registers(compiler) -> None:
     """From shared memory that threads wrote some read wrong values on an H200; values of whole splits are copied there
     by hardware, from which none did. And keys of earlier steps are asked for before a dependent launch waits."""
@@ -151,14 +163,11 @@ def operands_in_shared_memory() -> dict[str, tuple[int, int, int]]:
     """By kernel: asynchronous products, those whose first operand is no register, lines asked for before the wait."""
     import re
 
-    from tools.compiled_kernels import TARGETS, built
-    from tools.kernel_variants import each_kernel
-
     found = {}
-    for variant in each_kernel():
-        if variant.name.startswith("attention"):
-            text = built(variant, TARGETS["sm_90"]).asm["ptx"]
+    for name, kernel in built_for("sm_90").items():
+        if name.startswith("attention"):
+            text = kernel.asm["ptx"]
             products = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, (\{|%rd)", text)
             asked = text.rpartition("griddepcontrol.wait")[0].count("prefetch.global.L2")  # the first may be of idlers
-            found[variant.name] = len(products), products.count("%rd"), asked
+            found[name] = len(products), products.count("%rd"), asked
     return found
