@@ -30,9 +30,8 @@ from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.kernels.packed import Packed, PackedExperts
+from stoker.backends.cpu.linear import Fused
 from stoker.backends.cpu.load import load_model
-from stoker.backends.cpu.modules import Fused
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.demo import checkpoint_at, prompts
 from stoker.engine.engine import Engine, EngineConfig
@@ -166,14 +165,10 @@ def bytes_per_step(model: Decoder) -> int:
     """What a step of one token reads of the trunk: packed weights as they lie in memory, and the recurrent state."""
     seen = 0
     for part in [model, *model.layers.modules()]:
-        weights: list[object] = [value.packed for value in vars(part).values() if isinstance(value, Fused)]
-        weights += [part.lm_head.weight] if isinstance(part, Decoder) else []
-        weights += [part.gate_up_proj, part.down_proj] if isinstance(part, Experts) else []
-        for weight in weights:
-            if isinstance(weight, Packed):
-                seen += weight.product.resident
-            elif isinstance(weight, PackedExperts):
-                seen += sum(product.resident for product in weight.products)
+        packed = [value.packed for value in vars(part).values() if isinstance(value, Fused)]
+        seen += sum(weight.resident for weight in packed if weight is not None)
+        if isinstance(part, Experts) and part.packed is not None:
+            seen += part.packed.resident
     cache = Cache.allocate(model.config, pages=1, slots=1)
     return seen + sum(state.recurrent.nbytes for state in cache.delta_states)
 

@@ -5,9 +5,13 @@ from torch import Tensor, nn
 
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.modules import Fused, Linear, RMSNorm
-from stoker.backends.cpu.ops.attention import QueryTiles, gated_attention, write_pages
+from stoker.backends.cpu.linear import Fused, Linear
+from stoker.backends.cpu.norm import RMSNorm
+from stoker.backends.cpu.ops.attention import QueryTiles, attention, write_pages
+from stoker.backends.cpu.ops.elementwise import sigmoid
+from stoker.backends.cpu.ops.fused_attention import fused_attention
 from stoker.backends.cpu.ops.rope import head_norm_rope
+from stoker.backends.reference import REFERENCES_ONLY
 
 Rope = tuple[Tensor, Tensor]  # cosines and sines [T, rotary_dim / 2]
 
@@ -44,7 +48,11 @@ class Attention(nn.Module):
         k = k.view(tokens, self.kv_heads, self.head_dim)
         q, k = head_norm_rope(q[:, :, : self.head_dim], k, self._head_scales(), self.q_norm.eps, *rope)
         self._write(k, v, batch, pages)
-        out = gated_attention(q, gate, pages.keys, pages.values, tiles, pages.key_scales, pages.value_scales)
+        fused = q.dtype == torch.bfloat16 and q.is_cpu and not REFERENCES_ONLY
+        attend = fused_attention if fused else attention
+        out = attend(q, pages.keys, pages.values, tiles, pages.key_scales, pages.value_scales)
+        if gate is not None:
+            out = (out.float() * sigmoid(gate)).to(q.dtype)
         return self.outputs(out.flatten(1), family)[0]
 
     def remember(self, k: Tensor, v: Tensor, batch: Batch, pages: KVPages, rope: Rope) -> None:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import Cache
 from stoker.backends.cpu.layer import DecoderLayer
-from stoker.backends.cpu.modules import Linear, RMSNorm, parameter
+from stoker.backends.cpu.linear import Fused, Linear, parameter
 from stoker.backends.cpu.mtp import MtpHead
-from stoker.backends.cpu.ops.linear import linear
+from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.rope import rope_table
 from stoker.backends.family import Family
 from stoker.weights.model_config import ModelConfig
@@ -38,6 +38,7 @@ class Decoder(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.outputs = Fused(self.lm_head)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.mtp = MtpHead(config) if mtp and config.mtp_layers else None
@@ -58,4 +59,4 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor, family: Family = Family.STEP) -> Tensor:
         """fp32 logits [T, vocab] of post-norm hidden states."""
-        return linear(hidden, self.lm_head.weight, family, torch.float32)
+        return self.outputs(hidden, family, torch.float32)[0]

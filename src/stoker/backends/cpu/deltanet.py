@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.modules import Fused, FusedGates, Linear, parameter
+from stoker.backends.cpu.linear import Fused, FusedGates, Linear, parameter
 from stoker.backends.cpu.ops.deltanet import DeltaConstants, DeltaState, gated_delta
 from stoker.backends.cpu.ops.elementwise import whole_vectors
 from stoker.backends.cpu.recurrence import Plan

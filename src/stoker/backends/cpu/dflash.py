@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from stoker.backends.cpu.attention import Attention, Rope
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.modules import DenseMlp, Fused, Linear, RMSNorm
+from stoker.backends.cpu.linear import DenseMlp, Fused, Linear
+from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.attention import QueryTiles
 from stoker.backends.cpu.ops.rope import rope_table
 from stoker.weights.dflash_config import SLIDING, DFlashConfig

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.kernels.packed import Packed, unpacked
 from stoker.backends.cpu.low_bits import Bits, lower
 from stoker.backends.cpu.ops.linear import Weight, as_tensor, linear
+from stoker.backends.cpu.packing.packed import Packed
 from stoker.backends.family import Family
 from stoker.sampling.sampler import Row, choose
-from stoker.speculate.depth.reads import weight_bytes
 from stoker.speculate.drafter import DraftRequest
 from stoker.weights.formats.int8 import Int8Row
 
@@ -43,14 +42,15 @@ class DraftHead:
         self._misses = 0
         self._ids: Tensor | None = None  # [n] tokens the rows of `_weight` stand for, rising; None: all
         self._weight: Weight = model.lm_head.weight
+        self._packed: Packed | None = None
         if self._how.vocab is not None:
             self._renew()
         elif self._how.bits:
-            self._weight = self._laid_out(as_tensor(model.lm_head.weight))
+            self._use(as_tensor(model.lm_head.weight))
 
     @property
     def nbytes(self) -> int:
-        return weight_bytes(self._weight)
+        return self._weight.nbytes
 
     @property
     def kept(self) -> list[int]:
@@ -61,7 +61,10 @@ class DraftHead:
         """fp32 [R, vocab], -inf for tokens that are left out."""
         if self._weight is self._model.lm_head.weight:
             return self._model.logits(hidden)
-        found = linear(hidden, self._weight, Family.STEP, torch.float32)
+        if self._packed is not None:
+            found = self._packed(hidden, torch.float32)
+        else:
+            found = linear(hidden, self._weight, Family.STEP, torch.float32)
         if self._ids is None:
             return found
         return found.new_full((len(found), self._size), -torch.inf).index_copy_(1, self._ids, found)
@@ -95,23 +98,20 @@ class DraftHead:
         wanted = dict.fromkeys([*self._model.config.eos_token_ids, *by_use, *range(self._size)])
         self._known = set(islice(wanted, self._how.vocab))
         self._ids = torch.tensor(sorted(self._known), device=self._model.embed_tokens.weight.device)
-        self._weight = self._laid_out(_rows(self._model.lm_head.weight, self._ids))
+        self._use(_rows(self._model.lm_head.weight, self._ids))
         self._misses = 0
 
-    def _laid_out(self, weight: Weight) -> Weight:
-        """In the bits asked for, and packed where the model's own weights are."""
-        if self._how.bits:
-            weight = lower(as_tensor(weight), self._how.bits)
-        if isinstance(self._model.lm_head.weight, Packed):
-            from stoker.backends.cpu.pack import pack
+    def _use(self, weight: Weight) -> None:
+        """In the bits asked for, and packed where the model's own head is."""
+        self._weight = lower(as_tensor(weight), self._how.bits) if self._how.bits else weight
+        if self._model.outputs.packed is not None:
+            from stoker.backends.cpu.packing.pack import pack
 
-            return pack(weight)
-        return weight
+            self._packed = pack(self._weight)
 
 
 def _rows(weight: Weight, ids: Tensor) -> Weight:
     """Some rows of a head, in its own format where that stores rows by themselves."""
-    weight = unpacked(weight)
     if isinstance(weight, Int8Row):
         return Int8Row(weight=weight.weight[ids], weight_scale=weight.weight_scale[ids])
     dense = weight if isinstance(weight, Tensor) else weight.dequantize(torch.bfloat16)

@@ -1,12 +1,16 @@
 """Mixture of experts with an optional shared expert behind a sigmoid gate."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.modules import DenseMlp, FusedGates, Linear, parameter
+from stoker.backends.cpu.linear import DenseMlp, FusedGates, Linear, parameter
 from stoker.backends.cpu.ops.elementwise import sigmoid
 from stoker.backends.cpu.ops.experts import route, routed_experts
 from stoker.backends.cpu.ops.linear import Weight
+from stoker.backends.cpu.packing.packed import PackedExperts
 from stoker.backends.family import Family
 from stoker.weights.model_config import MoeConfig
 
@@ -16,11 +20,27 @@ class Experts(nn.Module):
 
     gate_up_proj: Weight
     down_proj: Weight
+    packed: PackedExperts | None
 
     def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
         super().__init__()
         self.gate_up_proj = parameter(moe.num_experts, 2 * moe.intermediate_size, hidden_size)
         self.down_proj = parameter(moe.num_experts, hidden_size, moe.intermediate_size)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A new weight ends the use of what was packed from the old one."""
+        super().__setattr__(name, value)
+        if name in ("gate_up_proj", "down_proj"):
+            self.packed = None
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, family: Family) -> Tensor:
+        """The sum over each token's experts `chosen` [T, top_k], times their `weights` -> [T, H] fp32."""
+        if self.packed is not None:
+            return self.packed(x, chosen, weights)
+        return routed_experts(x, chosen, weights, self.gate_up_proj, self.down_proj, family)
+
+    def pack(self, how: Callable[[Weight, Weight], PackedExperts]) -> None:
+        self.packed = how(self.gate_up_proj, self.down_proj)
 
 
 class SparseMlp(nn.Module):
@@ -42,7 +62,7 @@ class SparseMlp(nn.Module):
         logits = self.routing.joined(x, family)  # [T, E], and the shared expert's gate behind
         chosen, weights = route(logits.narrow(1, 0, moe.num_experts), moe.top_k, moe.renormalize)
         self.routed = chosen
-        out = routed_experts(x, chosen, weights, self.experts.gate_up_proj, self.experts.down_proj, family)
+        out = self.experts(x, chosen, weights, family)
         if moe.shared_intermediate_size:
             gate = logits.narrow(1, moe.num_experts, 1)
             out = torch.addcmul(out, self.shared_expert(x, family), sigmoid(gate))

@@ -7,7 +7,8 @@ from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.deltanet import GatedDeltaNet
 from stoker.backends.cpu.experts import SparseMlp
-from stoker.backends.cpu.modules import DenseMlp, RMSNorm
+from stoker.backends.cpu.linear import DenseMlp
+from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.deltanet import DeltaState
 from stoker.backends.cpu.recurrence import Plan
 from stoker.weights.model_config import FULL, ModelConfig

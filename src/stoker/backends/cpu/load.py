@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
-from stoker.backends.cpu.modules import RMSNorm
-from stoker.backends.cpu.ops.dispatch import REFERENCES_ONLY
+from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.linear import Weight
+from stoker.backends.reference import REFERENCES_ONLY
 from stoker.errors import CheckpointError, brief
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.dflash_config import DFlashConfig
@@ -84,7 +84,7 @@ def prepare(module: nn.Module, progress: Progress | None = None) -> None:
     """
     norm = next(part.weight for part in module.modules() if isinstance(part, RMSNorm))
     if norm.device.type == "cpu" and norm.dtype == torch.bfloat16 and not REFERENCES_ONLY:
-        from stoker.backends.cpu.pack import pack_model
+        from stoker.backends.cpu.packing.pack import pack_model
 
         pack_model(module, progress)
 

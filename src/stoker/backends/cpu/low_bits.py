@@ -5,9 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.kernels.packed import unpacked
+from stoker.backends.cpu.linear import Linear
 from stoker.backends.cpu.load import prepare
-from stoker.backends.cpu.modules import Linear
 from stoker.backends.cpu.ops.linear import Weight
 from stoker.errors import RequestError
 from stoker.weights.formats.int4 import Int4
@@ -38,7 +37,7 @@ def lower_all(module: nn.Module, bits: Bits) -> None:
         if not isinstance(part, Linear | Experts):
             continue
         for name in ("weight",) if isinstance(part, Linear) else ("gate_up_proj", "down_proj"):
-            weight = unpacked(getattr(part, name))
+            weight = getattr(part, name)
             if isinstance(weight, Tensor) and weight.shape[-2] >= SMALL:
                 delattr(part, name)
                 setattr(part, name, lower(weight, bits))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.layer import DecoderLayer
-from stoker.backends.cpu.modules import Fused, Linear, RMSNorm
+from stoker.backends.cpu.linear import Fused, Linear
+from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.rope import rope_table
 from stoker.weights.model_config import FULL, ModelConfig
 

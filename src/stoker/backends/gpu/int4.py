@@ -1,4 +1,4 @@
-"""INT4 weights in the order the step kernels read them, and the reference of the product with them.
+"""INT4 weights in the order the step kernels read them.
 
 Reading checkpoints, asymmetric INT4 and prefill-sized products are elsewhere.
 """
@@ -9,10 +9,6 @@ from typing import Self
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-
-from stoker.backends.cpu.ops.dispatch import operation
-from stoker.backends.cpu.ops.linear import linear
-from stoker.backends.family import Family
 
 GROUP = 128  # inputs that share a scale
 UNIT = 16  # output rows of one matrix-instruction operand
@@ -90,12 +86,6 @@ def pack_int4(qweight: Tensor, scales: Tensor) -> PackedInt4:
         ),
         out_features=out,
     )
-
-
-@operation
-def int4_linear(x: Tensor, weight: PackedInt4) -> Tensor:
-    """[T, in] x [out, in] -> [T, out] in the dtype of x, for the rows of a step (T <= 128)."""
-    return linear(x, weight.dequantize(), Family.STEP)
 
 
 def _expect(name: str, tensor: Tensor, dtype: torch.dtype) -> None:

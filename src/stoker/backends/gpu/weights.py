@@ -11,7 +11,7 @@ from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.deltanet import GatedDeltaNet
 from stoker.backends.cpu.experts import SparseMlp
 from stoker.backends.cpu.layer import DecoderLayer
-from stoker.backends.cpu.modules import RMSNorm
+from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.linear import Weight
 from stoker.backends.cpu.ops.rope import rope_table
 from stoker.backends.gpu.int4 import pack_int4

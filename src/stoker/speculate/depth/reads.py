@@ -6,16 +6,12 @@ from torch import nn
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.modules import Linear
+from stoker.backends.cpu.linear import Linear
 from stoker.backends.cpu.ops.linear import Weight
 from stoker.speculate.depth.cost import StepBytes
 from stoker.weights.model_config import MoeConfig
 
 PER_TOKEN = 0.003  # of the fixed bytes: activations, attention and arithmetic of one more token; soon measured
-
-
-def weight_bytes(weight: Weight) -> int:
-    return int(weight.nbytes)  # type: ignore[union-attr]  # formats and tensors alike have it
 
 
 def _owned(module: nn.Module) -> Iterator[Weight]:
@@ -32,9 +28,9 @@ def read_bytes(module: nn.Module, moe: MoeConfig | None, tokens: int = 0) -> tup
     for part in module.modules():
         if isinstance(part, Experts):
             assert moe is not None
-            expert += (weight_bytes(part.gate_up_proj) + weight_bytes(part.down_proj)) // moe.num_experts
+            expert += (part.gate_up_proj.nbytes + part.down_proj.nbytes) // moe.num_experts
         else:
-            dense += sum(weight_bytes(weight) for weight in _owned(part))
+            dense += sum(weight.nbytes for weight in _owned(part))
     return dense + (tokens * moe.top_k * expert if moe else 0), expert
 
 

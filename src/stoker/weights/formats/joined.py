@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from stoker.weights.formats.base import WeightFormat
+from stoker.weights.formats.layout import Shape
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
     parts: tuple[WeightFormat, ...]  # each [.., out, in], of the same in
+
+    @property
+    def shape(self) -> Shape:
+        *experts, _, inputs = self.parts[0].shape
+        return (*experts, sum(part.shape[-2] for part in self.parts), inputs)
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from stoker.backends.cpu.ops.experts import route as route_operation
+from stoker.backends.cpu.ops.experts import route as route_reference
 from stoker.backends.gpu.packed import Kind, PackedWeight
 from tests.backends.gpu.test_packed import packed
 
@@ -100,7 +100,7 @@ def check_route(tokens: int) -> None:
     x = torch.randn(tokens, HIDDEN).bfloat16()
     routing, scaled, _ = routed(layer, x, top_k=3)
     logits = normed(x, scaled) @ layer.router.dequantize().double().t()
-    experts, weights = route_operation.reference(logits[:, :24].float(), 3, True)
+    experts, weights = route_reference(logits[:, :24].float(), 3, True)
     assert torch.equal(routing.experts.long(), experts)
     torch.testing.assert_close(routing.weights, weights)
     torch.testing.assert_close(routing.shared, torch.sigmoid(logits[:, 24]).float())
@@ -152,7 +152,7 @@ def check_probabilities() -> None:
     x = torch.randn(3, HIDDEN).bfloat16()
     routing, scaled, _ = routed(layer, x, renormalize=False)
     logits = normed(x, scaled) @ layer.router.dequantize().double().t()
-    _, weights = route_operation.reference(logits[:, :EXPERTS].float(), TOP_K, False)
+    _, weights = route_reference(logits[:, :EXPERTS].float(), TOP_K, False)
     torch.testing.assert_close(routing.weights, weights)
 
 

@@ -22,13 +22,21 @@ def test_every_code_has_its_value(interpreter, kind: Kind) -> None:
     interpreter(check_codes, kind)
 
 
-def test_split_inputs_match_fp64(interpreter) -> None:
-    interpreter(check_product, Kind.FP8, 32, 4096)
+@pytest.mark.parametrize(
+    ("kind", "out", "inputs"), [(Kind.FP8, 32, 4096), (Kind.INT4, 32, 4096), (Kind.INT4, 48, 9 * 256)]
+)
+def test_split_and_looped_inputs_match_fp64(interpreter, kind: Kind, out: int, inputs: int) -> None:
+    """Over programs that share a row's inputs, and over more groups than one program has in straight-line code."""
+    interpreter(check_product, kind, out, inputs)
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_row_does_not_depend_on_its_company(interpreter, kind: Kind) -> None:
-    interpreter(check_rows, kind)
+    interpreter(check_rows, kind, 256)
+
+
+def test_a_split_row_does_not_depend_on_its_company(interpreter) -> None:
+    interpreter(check_rows, Kind.INT4, 4096)
 
 
 def test_norm_is_applied_to_the_sum(interpreter) -> None:
@@ -113,9 +121,9 @@ def check_codes(kind: Kind) -> None:
         assert torch.equal(product(x, weight)[0], expected[:, place]), place
 
 
-def check_rows(kind: Kind) -> None:
-    weight = exact(kind, 32, 256)
-    x = (torch.randint(-16, 17, (20, 256)) / 8).bfloat16()
+def check_rows(kind: Kind, inputs: int) -> None:
+    weight = exact(kind, 32, inputs)
+    x = (torch.randint(-16, 17, (20, inputs)) / 8).bfloat16()
     y = product(x, weight)
     order = torch.randperm(20)
     assert torch.equal(product(x[order], weight), y[order])
@@ -185,6 +193,16 @@ def check_messages() -> None:
     half = torch.empty(4, 32).bfloat16()
     wrong = [
         (lambda: linear(x.float(), weight, y, space), "x must be torch.bfloat16, found torch.float32."),
+        (lambda: linear(x[:, :64], weight, y, space), "x must be [tokens, 128], found [4, 64]."),
+        (
+            lambda: linear(x.repeat(33, 1), weight, y, space),
+            "x must have 1 to 128 rows, found 132; more belong to prefill.",
+        ),
+        (lambda: linear(x[:0], weight, y, space), "x must have 1 to 128 rows, found 0; more belong to prefill."),
+        (
+            lambda: linear(x.t().contiguous().t(), weight, y, space),
+            "x must be contiguous, found strides (1, 4) for [4, 128].",
+        ),
         (lambda: linear(x, weight, y[:3], space), "out must be [4, 32], found [3, 32]."),
         (
             lambda: linear(x, weight, y.half(), space),

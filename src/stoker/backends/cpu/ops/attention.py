@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stoker.backends.cpu.ops.dispatch import operation
-from stoker.backends.cpu.ops.elementwise import sigmoid
-
 SPLIT = 256  # keys per partial softmax; a multiple of every page size
 LOWEST = -1e30  # a running maximum that has seen no key
 E4M3_MAX = 448.0
@@ -66,7 +63,6 @@ class QueryTiles:
         return found
 
 
-@operation
 def write_pages(pages: Tensor, values: Tensor, where: Tensor, scales: Tensor | None = None) -> None:
     """Stores values [T, heads, D] in pages [pages, page_size, heads, D] at flat places page * page_size + offset.
 
@@ -82,7 +78,6 @@ def write_pages(pages: Tensor, values: Tensor, where: Tensor, scales: Tensor | N
     pages.flatten(0, 1).index_copy_(0, where, values.to(pages.dtype))
 
 
-@operation
 def attention(
     q: Tensor,
     k_pages: Tensor,
@@ -135,21 +130,6 @@ def attention(
     out = out / total.clamp(min=torch.finfo(torch.float32).tiny)
     out = out.view(count, kv_heads, width, group, dim).transpose(1, 2).reshape(count * width, heads, dim)
     return q.new_empty(tokens + 1, heads, dim).index_copy_(0, rows, out.to(q.dtype))[:tokens]
-
-
-@operation
-def gated_attention(
-    q: Tensor,
-    gate: Tensor | None,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    tiles: QueryTiles,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    """attention, times the sigmoid of gate [T, heads, D] where there is one."""
-    out = attention(q, k_pages, v_pages, tiles, k_scales, v_scales)
-    return out if gate is None else (out.float() * sigmoid(gate)).to(q.dtype)
 
 
 def read_split(pages: Tensor, table: Tensor, scales: Tensor | None = None) -> Tensor:

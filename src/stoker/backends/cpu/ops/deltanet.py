@@ -19,7 +19,6 @@ from torch import Tensor
 
 from stoker.backends.cpu.ops.conv import causal_conv
 from stoker.backends.cpu.ops.delta_rule import delta_rule_chunk, delta_rule_chunks
-from stoker.backends.cpu.ops.dispatch import operation
 from stoker.backends.cpu.ops.elementwise import sigmoid, silu, softplus
 from stoker.backends.cpu.ops.norm import gated_rms_norm, l2_norm
 from stoker.backends.family import STEP_CHUNK
@@ -81,7 +80,6 @@ class DeltaConstants(NamedTuple):
     eps: float
 
 
-@operation
 def gated_delta(
     qkv: Tensor,
     z: Tensor,
@@ -103,7 +101,6 @@ def gated_delta(
     return gated_rms_norm(out, z.view(out.shape), constants.norm, constants.eps).flatten(1)
 
 
-@operation
 def commit(state: DeltaState, commits: Sequence[ChunkPass]) -> None:
     """Moves pending tokens into the state."""
     for chunk in commits:
@@ -113,7 +110,6 @@ def commit(state: DeltaState, commits: Sequence[ChunkPass]) -> None:
         state.recurrent.index_copy_(0, chunk.slots, after.view_as(states))
 
 
-@operation
 def deltanet_steps(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState, plan: StepPlan) -> Tensor:
     """qkv [T, C] before the conv, gates [T, 2, HV] (g, beta), weight [W, C] -> [T, HV, V] fp32; tokens stay pending."""
     value_heads, key_dim, value_dim = state.recurrent.shape[1:]
@@ -141,7 +137,6 @@ def deltanet_steps(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState
     return (found[0] if len(found) == 1 else torch.cat(found)).index_select(0, plan.outputs)
 
 
-@operation
 def deltanet_chunks(qkv: Tensor, gates: Tensor, weight: Tensor, state: DeltaState, plan: PrefillPlan) -> Tensor:
     """As deltanet_steps, in chunks of 64 and committed at once."""
     key_heads, (value_heads, key_dim, value_dim) = state.key_heads, state.recurrent.shape[1:]

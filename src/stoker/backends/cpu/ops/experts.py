@@ -3,13 +3,11 @@
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.ops.dispatch import operation
 from stoker.backends.cpu.ops.elementwise import swiglu
 from stoker.backends.cpu.ops.linear import Weight, as_tensor, linear
 from stoker.backends.family import Family
 
 
-@operation
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """From fp32 router logits [T, E]: experts [T, top_k] by falling probability, and their weights. Softmax over all
     experts comes first."""
@@ -19,7 +17,6 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
     return experts, weights
 
 
-@operation
 def routed_experts(
     x: Tensor, experts: Tensor, weights: Tensor, gate_up: Weight, down: Weight, family: Family
 ) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.ops.dispatch import operation
 from stoker.backends.cpu.ops.elementwise import whole_vectors
 from stoker.backends.family import Family
 
@@ -13,7 +12,13 @@ from stoker.backends.family import Family
 class Quantized(Protocol):
     """A weight in a storage format; [out, in], or [experts, out, in] where it is indexed."""
 
-    def __getitem__(self, index: int | Tensor, /) -> "Weight": ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, index: int | Tensor, /) -> "Quantized": ...
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor: ...
 
@@ -21,7 +26,6 @@ class Quantized(Protocol):
 Weight = Tensor | Quantized
 
 
-@operation
 def linear(x: Tensor, weight: Weight, family: Family, dtype: torch.dtype | None = None) -> Tensor:
     """[T, in] x [out, in] -> [T, out] in `dtype` (that of x by default), in tiles of `family.tile` rows.
 
@@ -31,7 +35,6 @@ def linear(x: Tensor, weight: Weight, family: Family, dtype: torch.dtype | None 
     return tiled(x.to(dense.dtype), dense, family.tile).to(dtype or x.dtype)
 
 
-@operation
 def gate_linear(x: Tensor, weight: Weight, family: Family) -> Tensor:
     """[T, in] x [out, in] -> fp32 [T, out or more], rows filled up with zeros to whole vectors. Computed in fp32
     whatever the activations are: routers and gates, where precision matters and rows are short."""

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stoker.backends.cpu.ops.dispatch import operation
 from stoker.backends.cpu.ops.elementwise import silu
 
 L2_EPS = 1e-6  # inside the square root; not the norm's own epsilon
 
 
-@operation
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool) -> Tensor:
     """x / rms(x) * (1 + weight) when `offset`, else * weight; weight is [D], or [heads, D] with one for each head."""
     scale = 1.0 + weight.float() if offset else weight.float()
@@ -25,14 +23,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool) -> Tensor:
     return (scaled_rms_norm(x.float(), None, eps) * scale).to(x.dtype)
 
 
-@operation
 def scaled_rms_norm(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
     """x / rms(x) * scale, which is fp32 and comes twice in a row, [2 D]."""
     size = x.shape[-1]
     return functional.layer_norm(torch.cat([x, -x], dim=-1), (2 * size,), scale, None, eps).narrow(-1, 0, size)
 
 
-@operation
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight * silu(gate), per head: x and gate are [T, heads, D], the plain fp32 weight is [D]."""
     return (scaled_rms_norm(x.float(), twice(weight), eps) * silu(gate)).to(gate.dtype)

@@ -8,7 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.ops.dispatch import operation
 from stoker.backends.cpu.ops.norm import rms_norm
 
 
@@ -24,7 +23,6 @@ def rope_table(positions: Tensor, theta: float, rotary_dim: int) -> tuple[Tensor
     return angles.cos(), angles.sin()
 
 
-@operation
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates dim i with dim i + rotary_dim/2 of x [T, heads, D]; the dims past rotary_dim pass through."""
     half = cos.shape[-1]
@@ -34,7 +32,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([rotated.to(x.dtype), x[..., 2 * half :]], dim=-1)
 
 
-@operation
 def head_norm_rope(q: Tensor, k: Tensor, scales: Tensor, eps: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Queries [T, heads, D] and keys [T, kv_heads, D], each head normalised, times its row of scales [heads +
     kv_heads, D], then rotated."""

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker.backends.cpu import attention
+from stoker.backends.cpu import load as loading
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.kernels.packed import Packed, PackedExperts
+from stoker.backends.cpu.linear import DenseMlp, Fused
 from stoker.backends.cpu.load import load_model, prepare
-from stoker.backends.cpu.modules import DenseMlp, Fused
 from stoker.backends.family import Family
 from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
 from tests.conftest import FAMILIES
@@ -33,12 +34,22 @@ def test_every_projection_of_a_bf16_model_is_packed_at_load(checkpoints: dict[st
     model = load_model(checkpoints[family]).model
     assert fused_parts(model)
     assert all(fused.packed is not None for fused in fused_parts(model))
-    assert isinstance(model.lm_head.weight, Packed)
     for part in model.modules():
         if isinstance(part, Experts):
-            assert isinstance(part.gate_up_proj, PackedExperts)
+            assert part.packed is not None
     exact = load_model(checkpoints[family], dtype=torch.float32).model
     assert all(fused.packed is None for fused in fused_parts(exact))
+
+
+def test_references_compute_everything_on_demand(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`STOKER_OPS=reference`, for debugging a kernel."""
+    packed = load_model(checkpoints["qwen3_5_moe_text"]).model
+    monkeypatch.setattr(loading, "REFERENCES_ONLY", True)
+    monkeypatch.setattr(attention, "REFERENCES_ONLY", True)
+    monkeypatch.setattr(attention, "fused_attention", None)
+    plain = load_model(checkpoints["qwen3_5_moe_text"]).model
+    assert all(fused.packed is None for fused in fused_parts(plain))
+    assert row_errors(logits(packed, Family.STEP), logits(plain, Family.STEP)).median() <= 0.05
 
 
 @pytest.mark.parametrize("kind", list(Family))

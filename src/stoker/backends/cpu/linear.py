@@ -1,4 +1,4 @@
-"""Projections and norms as modules: they own parameters and call the ops."""
+"""Projections as modules, packed or plain, and the MLP made of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.kernels.packed import Packed
-from stoker.backends.cpu.ops.elementwise import silu
+from stoker.backends.cpu.ops.elementwise import silu, whole_vectors
 from stoker.backends.cpu.ops.linear import Weight, as_tensor, gate_linear, linear
-from stoker.backends.cpu.ops.norm import scaled_rms_norm, twice
+from stoker.backends.cpu.packing.packed import Packed
 from stoker.backends.family import Family
 
 
@@ -49,11 +48,9 @@ class Fused:
 
     def __call__(self, x: Tensor, family: Family, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
         """[T, out] of each, in `dtype` or that of x."""
-        packed = self.packed
-        if packed is None:
+        if self.packed is None:
             return tuple(linear(x, part.weight, family, dtype) for part in self._linears)
-        out = linear(x, packed, family, dtype)
-        return out.split_with_sizes(packed.sizes, dim=-1) if len(packed.sizes) > 1 else (out,)
+        return self.packed(x, dtype or x.dtype).split_with_sizes(self.packed.sizes, dim=-1)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -73,26 +70,10 @@ class FusedGates(Fused):
     precise = True
 
     def joined(self, x: Tensor, family: Family) -> Tensor:
-        weight = self.packed or torch.cat([as_tensor(weight).float() for weight in self.weights])
-        return gate_linear(x, weight, family)
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float, offset: bool) -> None:
-        super().__init__()
-        self.weight = parameter(size)
-        self.eps, self.offset = eps, offset
-        self._kept: tuple[Tensor, Tensor] | None = None
-
-    def scale(self) -> Tensor:
-        """What is multiplied with, in fp32, the offset added, twice in a row [2 D]; made once."""
-        if self._kept is None or self._kept[0] is not self.weight:
-            scale = 1.0 + self.weight.float() if self.offset else self.weight.float()
-            self._kept = self.weight, twice(scale)
-        return self._kept[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return scaled_rms_norm(x, self.scale(), self.eps)
+        """[T, all outputs or more] fp32, rows filled up with zeros to whole vectors."""
+        if self.packed is not None:
+            return whole_vectors(self.packed(x, torch.float32))
+        return gate_linear(x, torch.cat([as_tensor(weight).float() for weight in self.weights]), family)
 
 
 class DenseMlp(nn.Module):

@@ -1,4 +1,4 @@
-"""Packing a model's weights for torch's CPU kernels, once, after loading: which form each weight takes.
+"""Packing a model: which of torch's kernels multiplies with each weight, and how the weight lies for it.
 
 INT4 stays INT4, INT8 codes and small matrices become fp16, larger ones bf16, as the sum of two numbers where one does
 not hold the value (FP8 with its scale). Values are those of the checkpoint, always, but for a DFlash drafter on a
@@ -12,11 +12,20 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.kernels import attention, kernels  # noqa: F401  (registers the operations)
-from stoker.backends.cpu.kernels.check import (
+from stoker.backends.cpu.linear import Fused
+from stoker.backends.cpu.ops.linear import Weight, as_tensor
+from stoker.backends.cpu.packing.packed import Packed, PackedExperts
+from stoker.backends.cpu.packing.products import (
+    Bf16Product,
+    Fp16Product,
+    Int4Product,
+    Product,
+    SmallProduct,
+    TiledProduct,
+)
+from stoker.backends.cpu.packing.trial import (
     COUNTS,
     EVERY_COUNT,
     cancelling_codes,
@@ -25,17 +34,6 @@ from stoker.backends.cpu.kernels.check import (
     random_rows,
     rows_independent,
 )
-from stoker.backends.cpu.kernels.packed import Packed, PackedExperts, unpacked, weight_bytes
-from stoker.backends.cpu.kernels.product import (
-    Bf16Product,
-    Fp16Product,
-    Int4Product,
-    Product,
-    SmallProduct,
-    TiledProduct,
-)
-from stoker.backends.cpu.modules import Fused, Linear
-from stoker.backends.cpu.ops.linear import Weight, as_tensor
 from stoker.weights.formats.int4 import Int4, unpack_nibbles
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.joined import Joined
@@ -66,54 +64,31 @@ def _jobs(module: nn.Module, how: Callable[..., Packed]) -> Iterator[tuple[int, 
     """What there is to pack, with the bytes of its weights."""
     for part in module.modules():
         if isinstance(part, Experts):
-            yield _bytes(part.gate_up_proj, part.down_proj), partial(_replace_experts, part)
-        elif isinstance(part, Decoder):
-            yield _bytes(part.lm_head.weight), partial(_replace, part.lm_head, how)
+            yield part.gate_up_proj.nbytes + part.down_proj.nbytes, partial(part.pack, pack_experts)
         for fused in vars(part).values():
             if isinstance(fused, Fused):
-                yield _bytes(*fused.weights), partial(fused.pack, how)
-
-
-def _replace(projection: Linear, how: Callable[..., Packed]) -> None:
-    """The weight itself in packed form, where others than its module multiply with it."""
-    packed = how(projection.weight)
-    del projection.weight  # a parameter's place takes nothing else
-    projection.weight = packed
-
-
-def _replace_experts(experts: Experts) -> None:
-    gate_up, down = pack_experts(unpacked(experts.gate_up_proj), unpacked(experts.down_proj))
-    del experts.gate_up_proj, experts.down_proj
-    experts.gate_up_proj, experts.down_proj = gate_up, down
-
-
-def _bytes(*weights: Weight) -> int:
-    return sum(weight_bytes(weight) for weight in weights)
+                yield sum(weight.nbytes for weight in fused.weights), partial(fused.pack, how)
 
 
 def pack(*weights: Weight, precise: bool = False) -> Packed:
     """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16."""
-    weights = tuple(unpacked(weight) for weight in weights)
-    return Packed(weights, tuple(_outputs(weight) for weight in weights), _product(weights, precise))
+    return Packed(_product(weights, precise), tuple(weight.shape[0] for weight in weights))
 
 
 def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
     """The same, rounded to bf16."""
-    weights = tuple(unpacked(weight) for weight in weights)
     found = _bf16_product(torch.cat([as_tensor(weight) for weight in weights]).bfloat16())
     if precise or found is None:
         return pack(*weights, precise=precise)
-    return Packed(weights, tuple(_outputs(weight) for weight in weights), found)
+    return Packed(found, tuple(weight.shape[0] for weight in weights))
 
 
-def pack_experts(gate_up: Weight, down: Weight) -> tuple[PackedExperts, PackedExperts]:
+def pack_experts(gate_up: Weight, down: Weight) -> PackedExperts:
     """gate_up [E, 2I, H] and down [E, H, I]."""
-    count, width = _experts(down), _inputs(down)
+    count, width = down.shape[0], down.shape[-1]
     if count > FEW_EXPERTS:
-        return (
-            PackedExperts(gate_up, count, tuple(_product((gate_up[e],)) for e in range(count))),
-            PackedExperts(down, count, tuple(_product((down[e],)) for e in range(count))),
-        )
+        products = ([_product((weight[expert],)) for expert in range(count)] for weight in (gate_up, down))
+        return PackedExperts(count, *products)
 
     def gates_first(x: Tensor) -> Tensor:
         """[E, 2I, ...] -> [2 * E * I, ...]: all gates, then all ups."""
@@ -123,10 +98,7 @@ def pack_experts(gate_up: Weight, down: Weight) -> tuple[PackedExperts, PackedEx
         """[E, H, n] -> [H, E * n]"""
         return x.transpose(0, 1).flatten(1)
 
-    return (
-        PackedExperts(gate_up, count, (_joined(gate_up, gates_first),)),
-        PackedExperts(down, count, (_joined(down, side_by_side),)),
-    )
+    return PackedExperts(count, [_joined(gate_up, gates_first)], [_joined(down, side_by_side)])
 
 
 def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor]) -> Product:
@@ -225,18 +197,6 @@ def _parts(weight: Weight) -> list[Weight]:
 
 def _int4_parts(weight: Weight) -> list[Int4 | None]:
     return [part if isinstance(part, Int4) else None for part in _parts(weight)]
-
-
-def _outputs(weight: Weight) -> int:
-    return sum(part.shape[-2] for part in weight.parts) if isinstance(weight, Joined) else int(weight.shape[-2])  # type: ignore[union-attr]
-
-
-def _inputs(weight: Weight) -> int:
-    return int((weight.parts[0] if isinstance(weight, Joined) else weight).shape[-1])  # type: ignore[union-attr]
-
-
-def _experts(weight: Weight) -> int:
-    return int((weight.parts[0] if isinstance(weight, Joined) else weight).shape[0])  # type: ignore[union-attr]
 
 
 def _sum_of_two(dense: Tensor) -> bool:

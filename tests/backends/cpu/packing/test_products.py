@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu import pack as packing
-from stoker.backends.cpu.kernels.check import (
+from stoker.backends.cpu.ops.linear import Weight, as_tensor, tiled
+from stoker.backends.cpu.packing import pack as packing
+from stoker.backends.cpu.packing.pack import pack
+from stoker.backends.cpu.packing.products import Bf16Product, Fp16Product, Int4Product, SmallProduct, TiledProduct
+from stoker.backends.cpu.packing.trial import (
     EVERY_COUNT,
     cancelling_rows,
     cancelling_weight,
     random_rows,
     rows_independent,
 )
-from stoker.backends.cpu.kernels.product import Bf16Product, Fp16Product, Int4Product, SmallProduct, TiledProduct
-from stoker.backends.cpu.ops.linear import Weight, as_tensor, tiled
-from stoker.backends.cpu.pack import pack
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row
@@ -89,7 +89,7 @@ def test_a_product_whose_rows_are_not_independent_is_found_out_and_not_used(monk
     class Library(TiledProduct):
         """Rounds differently for three rows."""
 
-        def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        def __call__(self, x: Tensor) -> Tensor:
             return super().__call__(x) * (1.0 + 1e-6 * (x.shape[0] == 3))
 
     assert rows_independent(TiledProduct(weight.float()), random_rows(384))
@@ -112,7 +112,7 @@ class CutDifferently(TiledProduct):
             weight = (weight - 8) * scales.repeat_interleave(cls.group, 0).t()
         return cls(weight.float())
 
-    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         third = x.shape[1] // 3
         cut = [tiled(x[:, part].float(), self.weight[:, part], 16) for part in (slice(third), slice(third, None))]
         wide = tiled(x.float(), self.weight, 16) if x.shape[0] not in (117, 100) else cut[0] + cut[1]
@@ -141,13 +141,3 @@ def test_a_library_that_cuts_sums_differently_is_not_used(monkeypatch: pytest.Mo
         assert type(pack(weight).product) not in (CutDifferently, Bf16Product, Int4Product)
     assert not packing._held["bf16", 700, 384]
     assert not packing._held["int4 by 32", 128, 384]
-
-
-def test_a_packed_weight_answers_as_what_it_was_made_from() -> None:
-    weight = Int8Row.quantize(torch.randn(300, 200))
-    packed = pack(weight)
-    assert torch.equal(packed.dequantize(), weight.dequantize())
-    assert packed.nbytes == weight.nbytes
-    assert packed.shape == (300, 200)
-    again = pack(packed)
-    assert again.sources == (weight,)

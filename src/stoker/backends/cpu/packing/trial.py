@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stoker.backends.cpu.kernels.product import ROWS, Product
+from stoker.backends.cpu.packing.products import ROWS, Product
 
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128)
 EVERY_COUNT = range(1, ROWS + 1)  # for a library that makes a kernel for each

@@ -6,28 +6,25 @@ where a tile has other bits beside others, each is a call of its own.
 """
 
 from functools import lru_cache
-from types import NotImplementedType
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from stoker.backends.cpu.ops.attention import LOWEST, SPLIT, QueryTiles, read_split
-from stoker.backends.cpu.ops.dispatch import register
 
 COUNTS = (2, 3, 5, 8, 13, 32)  # of tiles, in the trial
 
 
-def attention(
+def fused_attention(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
     tiles: QueryTiles,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
-) -> Tensor | NotImplementedType:
-    if q.dtype != torch.bfloat16:
-        return NotImplemented
+) -> Tensor:
+    """As `attention`, for bf16 queries."""
     tokens, heads, dim = q.shape
     kv_heads = k_pages.shape[2]
     group = heads // kv_heads
@@ -97,6 +94,3 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple
         queries, keys, values, attn_mask=mask
     )
     return found
-
-
-register("attention", attention, "cpu")
