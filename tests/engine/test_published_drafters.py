@@ -4,15 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash
 from stoker.backends.cpu.load import load_drafter
-from stoker.backends.cpu.measure import DrafterBytes
 from stoker.engine.engine import EngineConfig
 from stoker.errors import ConfigError
+from stoker.sizes.memory import caches_of
+from stoker.sizes.network import Drafter, Network
+from stoker.sizes.step import DFLASH, Draft
 from stoker.weights.dflash_config import SLIDING, DFlashConfig
+from stoker.weights.model_config import ModelConfig
 from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, engine_on, settings_for
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
@@ -62,8 +64,10 @@ def test_layers_windows_taps_and_blocks_are_those_of_the_config() -> None:
     for name in ("use_swa", "use_swa at the top"):
         assert (found[name].layer_types, found[name].sliding_window, found[name].causal) == ((SLIDING,) * 2, 16, False)
     # keys and values of every token are kept in every layer, whatever its window
-    page = [DrafterBytes.dflash(config, torch.bfloat16).page for config in (april, june)]
-    assert page[1] * 4 == page[0] * 6
+    trunk = ModelConfig.from_dict(TRUNK)
+    networks = [Network.of(trunk, drafter=Drafter.of(config)) for config in (april, june)]
+    tokens = [caches_of(network, "stoker", "bf16", Draft(DFLASH, 4)).draft_token for network in networks]
+    assert tokens[1] * 4 == tokens[0] * 6
 
 
 def test_taps_without_a_list_are_where_z_labs_code_puts_them() -> None:

@@ -127,13 +127,14 @@ def _table(plan: "Plan") -> "Table":
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from stoker.engine.memory import size
+    from stoker.sizes.memory import size
 
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("memory, planned", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
-    for name, count in plan.items:
-        table.add_row(name, size(count))
+    table.add_column("")
+    for item in plan.items:
+        table.add_row(item.name, size(item.bytes), f"[dim]{item.how}[/]")
     table.add_section()
     table.add_row("planned in all", size(plan.total))
     table.add_row("available now", size(plan.reading.available))

@@ -1,4 +1,4 @@
-"""How large an engine is, and which requests it could never serve. `memory.py` plans these numbers from bytes."""
+"""How large an engine is, and which requests it could never serve. `sizes.memory` plans these numbers from bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -53,9 +53,13 @@ class Caches:
         """Of so many requests of so many tokens."""
         return requests * (self.kv(tokens) + self.draft_kv(tokens) + self.slot + self.draft_slot)
 
+    def own(self, pages: int, slots: int, snapshots: int) -> int:
+        """What an engine allocates for these, its drafter's part apart."""
+        return pages * self.page_tokens * self.token + slots * self.slot + snapshots * self.snapshot
+
     def items(self, tokens: int, requests: int, slots: int) -> list["Item"]:
         """Keys and values of `requests` of so many tokens, and what `slots` of them keep whatever their length."""
-        each = f"{requests} x {self.pages(tokens) * self.page_tokens:,} tokens"
+        each = f"{f'{requests} x ' if requests > 1 else ''}{self.pages(tokens) * self.page_tokens:,} tokens"
         found = [Item("KV cache", requests * self.kv(tokens), f"{each}, {self.how['KV cache']}")]
         if self.drafter:
             found.append(
@@ -147,6 +151,9 @@ class Item:
     name: str
     bytes: int
     how: str = ""  # the arithmetic
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.how})" if self.how else self.name
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,11 @@ from stoker.backends.gpu.measure import count, measure, tensors_of
 from stoker.demo import EMBEDDED
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
-from stoker.speculate.choice import DraftChoice
+from stoker.sizes.memory import caches_of
+from stoker.sizes.network import Drafter, Network
+from stoker.sizes.step import Draft
+from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
+from stoker.weights.dflash_config import DFlashConfig
 
 
 def on_the_cpu(tensor: Tensor) -> bool:
@@ -69,5 +73,13 @@ def test_counted_bytes_are_those_allocated(monkeypatch: pytest.MonkeyPatch, draf
             new.pop(key, None)
     assert found.counted == sum(new.values())
     assert measure(EMBEDDED, sizes, choice) == found
-    assert found.units(drafter=False).total(sizes) == engine.stats().cache_bytes, "what the server's self-test compares"
+    kind = next((kind for kind in ("mtp", "dflash") if kind in choice.kinds), "lookup")
+    own = Drafter.of(DFlashConfig.load(EMBEDDED / DRAFTER_FOLDER))
+    network = Network.of(model.config, drafter=own)
+    caches = caches_of(network, "stoker", kv_dtype or "bf16", Draft(kind, choice.depth))
+    planned = caches.own(sizes.pages, sizes.slots, sizes.checkpoints)
+    assert planned == engine.stats().cache_bytes, "what the server's self-test compares"
+    assert found.slots == sizes.slots * caches.slot
+    assert found.checkpoints == sizes.checkpoints * caches.snapshot
+    assert found.pages + found.drafter_pages == sizes.pages * caches.page
     assert (found.drafter > 0) == (found.drafter_pages > 0) == (draft != "none")

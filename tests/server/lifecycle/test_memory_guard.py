@@ -54,7 +54,7 @@ def test_the_plan_follows_what_was_asked_for() -> None:
     assert plan.context == 1000
     assert (plan.engine.pages, plan.engine.slots) == (3 * 16, 3)
     assert plan.reserve == int(24 * GIB * 0.08)
-    assert plan.total == sum(count for _, count in plan.items)
+    assert plan.total == sum(item.bytes for item in plan.items)
     halved = plan_engine(config(users=3, context=1000, kv_dtype="fp8"), PLENTY)
     assert halved.kv_bytes < plan.kv_bytes
     assert plan_engine(config(prefix_cache=0), PLENTY).engine.checkpoints == 0
@@ -76,7 +76,7 @@ def test_less_memory_means_fewer_pages_and_then_no_start() -> None:
     with pytest.raises(RequestError) as refused:
         pages(800 << 20)
     found = str(refused.value)
-    for words in ("one request of 8,192 tokens does not fit", "weights 47", "800.0 MiB available", "--context"):
+    for words in ("one request of 8,192 tokens does not fit", "weights 46", "800.0 MiB available", "--context"):
         assert words in found
     with pytest.raises(RequestError, match="stay free for the system"):
         plan_engine(config(reserve=20 * GIB), PLENTY)
@@ -93,7 +93,7 @@ def test_on_a_gpu_the_plan_has_everything_that_is_allocated_there(draft: str) ->
 
     asked = config(users=8, reserve=0, device="cuda", draft=draft, prefix_cache=32 << 20)
     plan = plan_engine(asked, PLENTY)
-    names = " ".join(name for name, _ in plan.items)
+    names = " ".join(item.name for item in plan.items)
     for words in ("buffers of steps", "buffers of prompts, 512 tokens", "graphs, sampling (assumed)"):
         assert words in names
     assert ("buffers of drafting" in names) == (draft != "none")

@@ -136,20 +136,11 @@ class Cache:
         return cls(tuple(state(kind) for kind in config.layer_types), recurrence)
 
     @classmethod
-    def of_engine(
-        cls,
-        config: ModelConfig,
-        engine: EngineConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        pages: int | None = None,
-        slots: int | None = None,
-    ) -> "Cache":
-        """`pages` and `slots` other than the engine's own are for measuring."""
+    def of_engine(cls, config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, device: torch.device) -> "Cache":
         return cls.allocate(
             config,
-            pages=engine.pages if pages is None else pages,
-            slots=engine.slots if slots is None else slots,
+            pages=engine.pages,
+            slots=engine.slots,
             window=engine.window,
             dtype=dtype,
             device=device,

@@ -18,7 +18,6 @@ from stoker.backends.gpu.build import gpu_backend
 from stoker.backends.gpu.drafting import GpuDFlash
 from stoker.backends.gpu.graphs import Download, Upload
 from stoker.engine.config import EngineConfig
-from stoker.engine.memory import UnitBytes
 from stoker.speculate.choice import DraftChoice
 
 CONTEXT = 512 << 20  # CUDA's own, and compiled kernels
@@ -45,15 +44,6 @@ class GpuBytes:
     def counted(self) -> int:
         caches = self.pages + self.drafter_pages + self.slots + self.checkpoints
         return self.weights + caches + self.steps + self.prompts + self.drafter
-
-    def units(self, drafter: bool) -> UnitBytes:
-        """Of one page, with the drafting network's keys or without, one slot and one checkpoint."""
-        sizes, pages = self.sizes, self.pages + (self.drafter_pages if drafter else 0)
-        return UnitBytes(
-            page=pages // sizes.pages,
-            slot=self.slots // sizes.slots,
-            checkpoint=self.checkpoints // max(1, sizes.checkpoints),
-        )
 
 
 def measure(directory: Path, sizes: EngineConfig, draft: DraftChoice) -> GpuBytes:

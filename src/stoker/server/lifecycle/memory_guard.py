@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.engine.memory import size
 from stoker.errors import RequestError
+from stoker.sizes.memory import size
 
 log = logging.getLogger("stoker.server")
 
