@@ -1,7 +1,7 @@
-"""Work on untrusted input in child processes: what hangs, crashes or fills memory costs one call and nothing else.
+"""Runs functions on untrusted input in child processes, so that a hang, a crash or an out-of-memory costs one call.
 
-`python -m stoker.sandbox FD` is the child. It is reused from call to call; nothing of one call is kept but what the
-function itself caches. Arguments are pickled; results come back as JSON, so that the caller need not trust a child.
+`python -m stoker.sandbox FD MEMORY` is the child. It is reused from call to call and keeps nothing of one call but what
+the function itself caches. Arguments are pickled; results return as JSON, so that the caller need not trust a child.
 """
 
 import contextlib
@@ -24,29 +24,29 @@ from typing import Any, NoReturn
 
 from stoker.errors import StokerError
 
-START_S = 60.0  # for a child to begin; importing the function's module counts as part of its first call
-NICE = 5  # where processors are short, those who did not send the work come first
-GROWTH = 64 * 2**20  # bytes a child may hold more than at its first call and still be used again
+START_S = 60.0  # for a child to start; importing the function's module counts towards its first call
+NICE = 5  # children yield the processor to the server, which has other clients
+GROWTH = 64 * 2**20  # bytes that a child may grow by since its first call and still be reused
 
 
 class SandboxError(StokerError):
-    """A call that did not end with a result."""
+    """A call that ended without a result."""
 
 
 class TimeLimit(SandboxError):
-    """It took longer than its caller allowed; the child was killed."""
+    """The call took longer than its caller allowed; the child was killed."""
 
 
 class MemoryLimit(SandboxError):
-    """It wanted more memory than the sandbox allows."""
+    """The call needed more memory than the sandbox allows."""
 
 
 class Crashed(SandboxError):
-    """The child died: a fault of a library, or killed from outside."""
+    """The child died: a library crashed, or it was killed from outside."""
 
 
 class Busy(SandboxError):
-    """All children are at work and none became free in time."""
+    """All children are busy, and none became free in time."""
 
 
 class Failed(SandboxError):
@@ -58,21 +58,21 @@ class Failed(SandboxError):
 
 
 class Sandbox:
-    """Up to `processes` children, each with `memory` bytes beside what Python itself takes. Usable from all threads."""
+    """Up to `processes` children, each with `memory` bytes in addition to Python's own. Thread-safe."""
 
     def __init__(self, processes: int = 1, memory: int = 512 * 2**20) -> None:
         self._memory = memory
-        self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()  # the last used first; None: not started yet
+        self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()  # last used first; None: not started yet
         for _ in range(processes):
             self._free.put(None)
         self._lock = threading.Lock()
-        self._at_work: set[_Child] = set()
+        self._busy: set[_Child] = set()
         self._closed = False
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float, wait: float = 30.0) -> Any:
-        """`function` is one of a module, found there by its name. `wait` is for a free child, `timeout` for the work.
+        """Calls a module-level function in a child. `wait` limits the wait for a free child, `timeout` the call.
 
-        Raises a SandboxError; the child's exceptions arrive as Failed.
+        Raises a SandboxError; exceptions of the function are raised as Failed.
         """
         try:
             child = self._free.get(timeout=wait)
@@ -84,22 +84,22 @@ class Sandbox:
                 if self._closed:
                     child.kill()
                     raise Crashed("the sandbox is closed.")
-                self._at_work.add(child)
+                self._busy.add(child)
             try:
                 return child.call(function, arguments, timeout)
             finally:
                 with self._lock:
-                    self._at_work.discard(child)
+                    self._busy.discard(child)
                     if self._closed:
                         child.kill()
         finally:
             self._free.put(child if child is not None and child.alive() else None)
 
     def close(self) -> None:
-        """Ends all children, at work or not."""
+        """Kills all children, busy or not."""
         with self._lock:
             self._closed = True
-            children = list(self._at_work)
+            children = list(self._busy)
         with contextlib.suppress(queue.Empty):
             while True:
                 if child := self._free.get_nowait():
@@ -135,7 +135,7 @@ class _Child:
             self.kill()
             self._connection.close()
             if isinstance(error, EOFError | OSError):
-                raise Crashed("the work ended its process, most likely by a fault of a library.") from error
+                raise Crashed("the work ended its process, most likely because a library crashed.") from error
             raise
         if answer.get("retire"):
             self.kill()
@@ -165,7 +165,7 @@ class _Child:
 
 
 def main(fd: str, memory: str) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the parent, which decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the parent too, which decides
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
@@ -175,9 +175,9 @@ def main(fd: str, memory: str) -> NoReturn:
         connection.send_bytes(b"")
         while True:
             module, name, timeout, arguments = pickle.loads(connection.recv_bytes())
-            signal.alarm(math.ceil(timeout) + 5)  # a parent that died cannot kill it
+            signal.alarm(math.ceil(timeout) + 5)  # in case the parent dies and cannot kill it
             function = getattr(import_module(module), name)
-            if not limited:  # with the module's imports in place: they are trusted
+            if not limited:  # after the module's imports, which are trusted
                 limited, before = True, _memory()[1]
                 _limit_memory(int(memory))
             answer = _run(function, arguments)
@@ -186,7 +186,7 @@ def main(fd: str, memory: str) -> NoReturn:
                 answer["retire"] = True
             connection.send_bytes(_encoded(answer))
             signal.alarm(0)
-    except (EOFError, OSError):  # the parent is gone, or wants no more
+    except (EOFError, OSError):  # the parent died or closed the connection
         pass
     os._exit(0)
 
@@ -213,13 +213,13 @@ def _encoded(answer: dict[str, Any]) -> bytes:
 
 
 def _limit_memory(beside: int) -> None:
-    if sys.platform == "linux":  # elsewhere the limit does not hold, or is counted in another way
+    if sys.platform == "linux":  # elsewhere the limit is not enforced, or is counted differently
         most = _memory()[0] + beside
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes of its address space, and those of them that are held."""
+    """Bytes of the address space, and of resident memory."""
     if sys.platform != "linux":
         return 0, 0
     with open("/proc/self/statm", encoding="ascii") as statm:

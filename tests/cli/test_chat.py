@@ -168,7 +168,7 @@ def test_in_a_terminal_control_c_stops_the_answer_and_a_killed_engine_is_started
     screen.type("\x03")
     screen.wait_for("· stopped")
     screen.type("/fly\r")
-    screen.wait_for("/fly is no command. There are /help, /reset, /stats, /exit.")
+    screen.wait_for("unknown command /fly; known commands: /help, /reset, /stats, /exit.")
 
     screen.type("And the rest\r")
     screen.wait_for("the rest")

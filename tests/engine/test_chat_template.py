@@ -159,10 +159,10 @@ def test_a_killed_child_costs_one_conversation() -> None:
 
     thread = threading.Thread(target=render)
     thread.start()
-    while not chat_template._children._at_work:
+    while not chat_template._children._busy:
         time.sleep(0.01)
     time.sleep(0.2)
-    (child,) = chat_template._children._at_work
+    (child,) = chat_template._children._busy
     os.kill(child._process.pid, 9)
     thread.join()
     assert ends == [

@@ -32,7 +32,7 @@ COMMANDS = {
     "/stats": "tokens, steps and speed so far",
     "/exit": "leave (so does Ctrl-D)",
 }
-PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # 001 and 002 tell line editing what takes no room
+PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # 001 and 002 mark what has no width, for line editing
 # What a model writes must not move the cursor, recolour the terminal or set its title.
 CONTROL = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
@@ -77,7 +77,7 @@ def chat(
         pages=-(-context // PAGE_SIZE), slots=1, max_depth=choice.depth, checkpoints=CHECKPOINTS
     )
     bar = LoadingBar()
-    with EngineProcess(EngineSpec(directory, engine_config, choice), bar.heard) as engine:
+    with EngineProcess(EngineSpec(directory, engine_config, choice), bar.on_loading) as engine:
         tokenizer = Tokenizer(directory)  # while the engine loads
         depth = AUTO if choice.adaptive else choice.depth
         conversation = Conversation(engine, tokenizer, sampling, context, depth, system, not no_think)
@@ -88,17 +88,17 @@ def chat(
 
 
 class LoadingBar:
-    """What the engine process says while it loads, as a bar."""
+    """A progress bar of the loading engine process."""
 
     def __init__(self) -> None:
         self._latest: Loading | None = None
 
-    def heard(self, loading: "Loading") -> None:
-        """Called from another thread; `wait` draws."""
+    def on_loading(self, loading: "Loading") -> None:
+        """Called from another thread; `wait` draws the bar."""
         self._latest = loading
 
     def wait(self, engine: "EngineProcess") -> None:
-        """Until the engine is ready; raises why it will not be."""
+        """Waits until the engine is ready. Raises the error with which loading failed."""
         console = error_console()
         with byte_progress(console) as bar:
             task = bar.add_task("starting", total=None)
@@ -117,8 +117,8 @@ class LoadingBar:
 
 
 class Terminal:
-    """Reads lines, prints answers to stdout and everything else, thoughts too, to stderr. Where stdin is no terminal,
-    every line is a message and the first error ends the program."""
+    """Reads lines, prints answers to stdout and everything else, including thoughts, to stderr. If stdin is not a
+    terminal, every line is a message and the first error ends the program."""
 
     def __init__(
         self, engine: "EngineProcess", conversation: "Conversation", bar: LoadingBar, console: "Console"
@@ -127,10 +127,10 @@ class Terminal:
         self._console, self._aside = console, error_console()
         self._interactive = sys.stdin.isatty()
         if isinstance(sys.stdin, TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # bytes that are no text are no reason to end
+            sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 should not end the program
         if self._interactive:
             with suppress(ImportError):
-                import_module("readline")  # input() then edits lines and remembers them
+                import_module("readline")  # gives input() line editing and history
 
     def greet(self, line: str) -> None:
         if self._interactive:
@@ -145,19 +145,19 @@ class Terminal:
                 elif line == "/exit":
                     return
                 else:
-                    self._obey(line)
+                    self._run_command(line)
             except StokerError as error:
                 if not self._interactive:
                     raise
-                self._complain(error)
+                self._show_error(error)
             if self._interactive:
                 self._console.print()
 
-    def _complain(self, error: StokerError) -> None:
+    def _show_error(self, error: StokerError) -> None:
         self._aside.print("[bold red]error:[/]", end=" ")
         self._aside.print(str(error), markup=False, soft_wrap=True)
         if isinstance(error, EngineError):
-            self._say("Starting the engine again; the conversation is kept, the last message is not.")
+            self._say("Restarting the engine; the conversation is kept, the last message is not.")
             self._engine.restart()
             self._bar.wait(self._engine)
 
@@ -177,9 +177,9 @@ class Terminal:
             if line:
                 yield line
 
-    def _obey(self, command: str) -> None:
+    def _run_command(self, command: str) -> None:
         if command not in COMMANDS:
-            raise RequestError(f"{command} is no command. There are {', '.join(COMMANDS)}.")
+            raise RequestError(f"unknown command {command}; known commands: {', '.join(COMMANDS)}.")
         if command == "/help":
             for name, meaning in COMMANDS.items():
                 self._say(f"{name:8}{meaning}")
@@ -238,7 +238,7 @@ def _summary(reply: "Reply") -> str:
 
 
 def _speed(costs: Sequence["Stats"]) -> str:
-    """Of decoding: the first token of an answer comes out of prefill and is not counted."""
+    """Decoding speed. The first token of an answer comes from prefill and is not counted."""
     made = sum(cost.output_tokens - 1 for cost in costs if cost.output_tokens)
     steps, seconds = sum(cost.steps for cost in costs), sum(cost.decode_s for cost in costs)
     return f"{made / seconds:.1f} tokens/s · {made / steps:.2f} tokens/step" if steps else "no steps"

@@ -1,4 +1,4 @@
-"""A conversation with an engine, turn by turn. Knows the chat template and thoughts, and nothing of terminals."""
+"""A conversation with an engine, turn by turn. It handles the chat template and thoughts, not the terminal."""
 
 from collections import deque
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 
 class Reply:
-    """One answer as it comes: iterate over its pieces. `stop` ends it early; what was made until then still comes."""
+    """An answer in progress: iterate over its pieces. After `stop`, the pieces made until then still arrive."""
 
     def __init__(self, stream: "Stream", tokenizer: "Tokenizer", thinking: bool) -> None:
         self._stream, self._decode = stream, tokenizer.stream().push
@@ -71,15 +71,15 @@ class Conversation:
         self._engine, self._tokenizer = engine, tokenizer
         self._sampling, self._context, self._depth = sampling, context, depth
         self._system, self._think = system, think
-        self.costs: list[Stats] = []  # of every answer, those of forgotten conversations included
+        self.costs: list[Stats] = []  # of every answer, including those before a reset
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was said; the system message stays."""
+        """Starts a new conversation with the same system message."""
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": self._system}] if self._system else []
 
     def ask(self, text: str) -> Reply:
-        """The answer to `text`. The turn becomes part of the conversation with `keep`."""
+        """Starts the answer to `text`. `keep` makes the turn part of the conversation."""
         messages = [*self.messages, {"role": "user", "content": text}]
         options = {} if self._think else {"enable_thinking": False}
         prompt = self._tokenizer.encode_chat(messages, **options)
@@ -89,7 +89,7 @@ class Conversation:
                 f"the conversation has {len(prompt):,} tokens with this message, and the context is {self._context:,}: "
                 "there is no room for an answer. Begin anew with /reset, or start with a larger --context."
             )
-        # the next turn repeats this prompt up to where the answer begins: a good place for the prefix cache
+        # The next turn repeats this prompt up to the beginning of the answer, so a snapshot there is useful.
         said = self._tokenizer.encode_chat(messages, begin_answer=False, **options)
         boundary = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, said, strict=False)))
         sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
@@ -98,8 +98,8 @@ class Conversation:
         return Reply(stream, self._tokenizer, thinking)
 
     def keep(self, text: str, reply: Reply) -> None:
-        """Makes a finished or stopped turn part of the conversation, thoughts left out. A question that was stopped
-        before its answer began is forgotten."""
+        """Adds a finished or stopped turn to the conversation, without thoughts. A question that was stopped before its
+        answer began is dropped."""
         self.costs.append(reply.stats)
         if reply.answer or not reply.stopped:
             self.messages.append({"role": "user", "content": text})

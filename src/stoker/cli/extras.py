@@ -1,4 +1,4 @@
-"""Commands that need an optional part of the install say so, with the line that installs it."""
+"""Checks that optional dependencies are installed, and names the command that installs them."""
 
 import shlex
 import sys
@@ -31,7 +31,7 @@ def _need(names: Sequence[str], extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Stoker is on no package index, so the command names the clone that it runs from, or has to be run in one."""
+    """The command that installs an extra. Stoker is not on a package index, so it refers to a clone."""
     clone = Path(stoker.__file__).parents[2]
     if (clone / "pyproject.toml").is_file():
         return f"{shlex.quote(sys.executable)} -m pip install -e {shlex.quote(f'{clone}[{extra}]')}"

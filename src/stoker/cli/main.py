@@ -16,13 +16,13 @@ COMMANDS = ("generate", "chat", "serve", "build", "inspect", "plan", "pick", "ev
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is asked for: `stoker plan` need not wait for what a server is measured with."""
+    """Imports a command only when it runs, so that `stoker plan` does not wait for the imports of `stoker bench`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        # after a typo all of them, so that the nearest is suggested
+        # After a typo all commands are imported, so that the nearest one is suggested.
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
                 alone = typer.Typer(add_completion=False)
@@ -58,7 +58,7 @@ def main(
 
 
 def run() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2; with --debug, anywhere, it keeps its traceback."""
+    """The entry point. A StokerError is one sentence and exit code 2; --debug, anywhere, shows its traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     any_text()

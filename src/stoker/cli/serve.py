@@ -26,29 +26,29 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="STOKER_API_KEY", help="Answer only those who send it; /health stays open.")
+        str | None, typer.Option(envvar="STOKER_API_KEY", help="Require this key in requests; /health stays open.")
     ] = None,
     no_key: Annotated[
-        bool, typer.Option("--no-key", help="Other machines are meant to be answered without a key: no warning.")
+        bool, typer.Option("--no-key", help="Serve other machines without a key on purpose: no warning.")
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name by which a proxy or a network calls this server; may be given several times."),
+        typer.Option(help="A further host name for requests, such as that of a proxy; may be given several times."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="A web page's origin, such as https://chat.example, that may use the server; * is any."),
+        typer.Option(help="The origin of a web page that may use the server, such as https://chat.example; * is any."),
     ] = None,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "auto",
     context: Annotated[
-        int | None, typer.Option(help="Most tokens of one request, answer included; by default the model's.")
+        int | None, typer.Option(help="Most tokens of one request, including the answer; by default the model's.")
     ] = None,
-    users: Annotated[int, typer.Option(help="Requests computed at a time.")] = 8,
+    users: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 8,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are stored: bf16, fp32 or fp8.")] = None,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="What clients may call the model; may be given several times.")
+        list[str] | None, typer.Option(help="A model name that clients may use; may be given several times.")
     ] = None,
-    any_model: Annotated[bool, typer.Option("--any-model", help="Answer whatever model a request names.")] = False,
+    any_model: Annotated[bool, typer.Option("--any-model", help="Accept any model name in requests.")] = False,
     default_chat_template_kwargs: Annotated[
         str, typer.Option(help='Options of the chat template as JSON, such as {"enable_thinking": false}.')
     ] = "{}",
@@ -57,16 +57,24 @@ def serve(
     max_messages: Annotated[int, typer.Option(help="Messages of the longest conversation.")] = 4096,
     request_timeout: Annotated[float, typer.Option(help="Seconds after which a request is ended.")] = 3600.0,
     body_timeout: Annotated[
-        float, typer.Option(help="Seconds for a request's head to arrive, and for its body.")
+        float, typer.Option(help="Seconds for a request's header to arrive, and for its body.")
     ] = 30.0,
-    stall_timeout: Annotated[float, typer.Option(help="Seconds that an answer waits for its client to read.")] = 30.0,
-    step_timeout: Annotated[float, typer.Option(help="Seconds after which a silent engine is started again.")] = 120.0,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = 30.0,
-    memory: Annotated[float | None, typer.Option(help="GiB for weights and caches; by default what there is.")] = None,
-    reserve: Annotated[float | None, typer.Option(help="GiB to leave to the system.")] = None,
-    prefix_cache: Annotated[float | None, typer.Option(help="GiB of states that repeated prompts begin from.")] = None,
+    stall_timeout: Annotated[
+        float, typer.Option(help="Seconds that an answer waits for a client that does not read.")
+    ] = 30.0,
+    step_timeout: Annotated[
+        float, typer.Option(help="Seconds after which an unresponsive engine is restarted.")
+    ] = 120.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds that requests have to finish after SIGTERM.")] = 30.0,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB for weights and caches; by default all that is available.")
+    ] = None,
+    reserve: Annotated[float | None, typer.Option(help="GiB to leave free for the system.")] = None,
+    prefix_cache: Annotated[
+        float | None, typer.Option(help="GiB of recurrent states kept for repeated prompts.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:0 ...")] = "cpu",
-    self_test: Annotated[bool, typer.Option(help="Check model and drafter before answering.")] = True,
+    self_test: Annotated[bool, typer.Option(help="Test the model and the drafter before serving.")] = True,
 ) -> None:
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
@@ -115,7 +123,7 @@ def serve(
     if config.open_to_all and not no_key:
         console.print(
             f"WARNING: there is no API key, and --host {host} lets every machine that reaches this one use the model. "
-            "Set STOKER_API_KEY, or pass --no-key if that is meant.",
+            "Set STOKER_API_KEY, or pass --no-key if that is intended.",
             style="bold red",
             highlight=False,
         )
@@ -154,7 +162,7 @@ def _options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise RequestError(f"--default-chat-template-kwargs is no JSON: {error}.") from error
+        raise RequestError(f"--default-chat-template-kwargs is not valid JSON: {error}.") from error
     if not isinstance(found, dict):
         raise RequestError(f"--default-chat-template-kwargs is {text}, expected a JSON object.")
     return found

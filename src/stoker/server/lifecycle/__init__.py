@@ -1,1 +1,1 @@
-"""Starting, supervising and ending: the process, its engine, the memory it plans and guards."""
+"""Starts, supervises and stops the server process and its engine, and plans and guards their memory."""

@@ -1,4 +1,4 @@
-"""Starting, draining and ending the server process."""
+"""Starts, drains and stops the server process."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from stoker.server.protocol import TimeoutProtocol
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
-END_S = 5.0  # what connections may take to close once every request has ended
+END_S = 5.0  # that connections may take to close after the last request has ended
 
 
 def serve(
@@ -31,9 +31,9 @@ def serve(
     wrap: Callable[[Buildable], Buildable] = lambda spec: spec,
     announce: Callable[[str], object] = lambda address: None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Raises the StokerError that made the server impossible.
+    """Serves until SIGTERM or SIGINT. Raises the StokerError that made the server stop.
 
-    `wrap` changes how the engine is built, for tests of its faults; `announce` is told the address once it is bound.
+    `wrap` changes how the engine is built, for fault injection in tests; `announce` gets the address once it is bound.
     """
     heap.limit_arenas()
     heap.unmap_large_blocks()
@@ -53,9 +53,10 @@ async def _serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is loaded, so that a port that is taken is found out at once.
+    """A bound socket. It is bound before anything is loaded, so that a port in use is reported at once.
 
-    With its protocol spelled out: on other sockets asyncio lets an event wait until the one before is acknowledged.
+    The protocol is given explicitly because asyncio sets TCP_NODELAY only on such sockets; otherwise each event of a
+    stream would wait until the previous one is acknowledged.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
@@ -71,7 +72,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _limits(service: Service) -> dict[str, Any]:
+def _timeouts(service: Service) -> dict[str, Any]:
     config = service.config
     return {
         "body_timeout": config.body_timeout,
@@ -88,7 +89,7 @@ class Server(uvicorn.Server):
                 create_app(service),
                 host=config.host,
                 port=config.port,
-                http=type("Protocol", (TimeoutProtocol,), _limits(service)),
+                http=type("Protocol", (TimeoutProtocol,), _timeouts(service)),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -98,15 +99,15 @@ class Server(uvicorn.Server):
             )
         )
         self._service, self._announce = service, announce
-        service.on_end = self._end
+        service.on_end = self._drain
         self._stopped_at: float | None = None
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """The first signal drains, a second one ends at once. The exit code stays that of a clean end."""
+        """The first signal drains, the second one stops at once. The exit code is that of a clean stop either way."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
@@ -120,20 +121,20 @@ class Server(uvicorn.Server):
                 host, port = bound.getsockname()[:2]
                 self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
-    def _told_to_stop(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stopped_at is not None:
-            if time.monotonic() - self._stopped_at > 0.5:  # a terminal may send one signal to a whole group twice
+            if time.monotonic() - self._stopped_at > 0.5:  # a terminal may deliver one signal twice
                 self.force_exit = True
                 self._service.abort_all(f"the server was ended by a second {name}.")
             return
         self._stopped_at = time.monotonic()
-        live, patience = len(self._service.live), self._service.config.drain_timeout
-        log.info("%s: no more requests are taken; %d running ones have %.0f s to end", name, live, patience)
-        self._end(f"the server was told to stop by {name} and this request did not end within {patience:.0f} s.")
+        running, timeout = len(self._service.live), self._service.config.drain_timeout
+        log.info("%s: no more requests are taken; %d running ones have %.0f s to end", name, running, timeout)
+        self._drain(f"the server was told to stop by {name} and this request did not end within {timeout:.0f} s.")
 
-    def _end(self, reason: str) -> None:
-        """Running requests may end; those that have not by the drain timeout are told why."""
+    def _drain(self, reason: str) -> None:
+        """Stops accepting requests. Running ones may finish until the drain timeout; the rest end with `reason`."""
         self._service.draining = True
         self.should_exit = True
         asyncio.get_running_loop().call_later(self._service.config.drain_timeout, self._service.abort_all, reason)

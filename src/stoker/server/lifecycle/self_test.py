@@ -1,5 +1,5 @@
-"""What an engine must show before it may answer: finite logits, drafts that are better than chance and change nothing,
-and caches of the planned size."""
+"""The self-test of an engine before it serves: finite logits, drafts that are better than chance and do not change the
+answer, and caches of the planned size."""
 
 import logging
 import math
@@ -14,15 +14,15 @@ from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
 
-# Text that goes on in few ways, so that a drafter in its right mind is often right, and says nothing twice, so that
-# looking it up does not help one that is not.
+# Text with few plausible continuations, so that an intact drafter is often right, and without repetition, so that
+# n-gram lookup does not help a broken one.
 TEXT = "import argparse\nimport sys\n\n\ndef main() -> int:\n    parser = argparse.ArgumentParser(description="
 TOKENS, DEPTH = 40, 2
-LEAST_DRAFTS, LEAST_RIGHT = 8, 0.1  # first drafts of a block that are right; weights wired wrongly give 0 to 0.03
+LEAST_DRAFTS, LEAST_ACCEPTANCE = 8, 0.1  # acceptance of first drafts; wrongly wired weights give 0 to 0.03
 
 
 async def self_test(engine: EngineClient, model: ServedModel, choice: DraftChoice, plan: Plan) -> None:
-    """Raises a StokerError that says what is wrong."""
+    """Raises a StokerError if the engine fails the test."""
     prompt = model.encode(TEXT)
     plain = await _answer(engine, prompt, 0)
     drafted, rate = "", None
@@ -32,8 +32,8 @@ async def self_test(engine: EngineClient, model: ServedModel, choice: DraftChoic
             raise CheckpointError(
                 "self-test: drafting changed the answer, which it never should. Start with --draft none, and report it."
             )
-        rate = _first_right(events)
-        if rate is not None and rate < LEAST_RIGHT:
+        rate = _first_acceptance(events)
+        if rate is not None and rate < LEAST_ACCEPTANCE:
             raise CheckpointError(
                 f"self-test: of the first drafts of each step {rate:.0%} were right, no better than chance: weights of "
                 "the drafter are missing, damaged or wired wrongly. stoker inspect --verify says which; start with "
@@ -63,8 +63,8 @@ def _tokens(events: list[Event]) -> list[int]:
     return [token for event in events for token in event.tokens]
 
 
-def _first_right(events: list[Event]) -> float | None:
-    """Share of steps whose first draft was right; None if too few had one."""
+def _first_acceptance(events: list[Event]) -> float | None:
+    """The acceptance of first drafts, or None if too few steps had drafts."""
     first = [event.drafts[0] == event.tokens[0] for event in events if event.drafts and event.tokens]
     return sum(first) / len(first) if len(first) >= LEAST_DRAFTS else None
 

@@ -1,4 +1,4 @@
-"""What all endpoints share: the model, the engine, who may come in, and everything that is under way."""
+"""What all endpoints share: the model, the engine, admission control and the requests in progress."""
 
 import asyncio
 import logging
@@ -25,8 +25,9 @@ from stoker.server.model import ServedModel
 from stoker.speculate.choice import DraftChoice
 
 log = logging.getLogger("stoker.server")
-REST_S, WORK_S = 3.0, 0.2  # how often it is seen whether all rests, and what CPU time makes freed memory worth a look
-THREADS = 32  # that read requests; at most half of them wait for schemas to be checked (prepare/grammar_check.py)
+IDLE_CHECK_S = 3.0  # interval of idle checks
+TRIM_CPU_S = 0.2  # CPU time after which trimming the heap is worthwhile
+THREADS = 32  # that prepare requests; at most half of them wait for grammar checks (prepare/grammar_check.py)
 
 
 class Service:
@@ -35,30 +36,30 @@ class Service:
         self.choice = DraftChoice.parse(config.draft)
         self.depth: Depth = AUTO if self.choice.adaptive else self.choice.depth
         self.metrics = Metrics(config.names[0])
-        self.supervisor = Supervisor(spec, config.step_timeout, self._test if config.self_test else None)
-        self.supervisor.on_fall = lambda reason: self.metrics.restarts.inc()
+        self.supervisor = Supervisor(spec, config.step_timeout, self._self_test if config.self_test else None)
+        self.supervisor.on_crash = lambda reason: self.metrics.restarts.inc()
         self.live: set[Generation] = set()
         self.draining = False
         self._model: ServedModel | None = None
         self._loaded = asyncio.Event()
         self.started_at = int(time.time())
-        self.failure: StokerError | None = None  # why the server had to end
+        self.failure: StokerError | None = None  # why the server had to stop
         self.on_end: Callable[[str], object] = lambda reason: None
-        # of the host: a card's own memory is all taken at the start
+        # of the host: the memory of a GPU is allocated as a whole at the start
         reserve = plan.reserve if config.reserve is not None else read_memory().reserve
-        self.memory = MemoryGuard(read_memory, reserve, self._shed_cache, self.abort_waiting, self._give_up)
+        self.memory = MemoryGuard(read_memory, reserve, self._evict_cache, self.abort_waiting, self._stop_for_memory)
         self.metrics.watch(self._gauges)
 
     @property
     def model(self) -> ServedModel:
-        """Only once it is loaded; until then requests are told how far it is."""
+        """The model. Raises 503, with the progress of loading, until it is loaded."""
         if self._model is None:
             self.check_ready()
             raise ApiError(503, "The tokenizer is being loaded. Try again soon.", retry_after=RETRY_S)
         return self._model
 
     async def run(self) -> None:
-        """Loads model and engine, and keeps the engine alive until it is stopped."""
+        """Loads the model and supervises the engine until the server stops."""
         config = self.config
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "stoker-requests"))
         loading = asyncio.to_thread(
@@ -67,30 +68,30 @@ class Service:
         async with asyncio.TaskGroup() as group:
             supervising = group.create_task(self.supervisor.run())
             watching = group.create_task(self.memory.run())
-            resting = group.create_task(self._rest())
+            trimming = group.create_task(self._trim_when_idle())
             self._model = await loading
             heap.freeze_loaded()
             self._loaded.set()
             await supervising
             watching.cancel()
-            resting.cancel()
+            trimming.cancel()
 
-    async def _rest(self) -> None:
-        """Freed memory goes back to the system once nothing is under way."""
+    async def _trim_when_idle(self) -> None:
+        """Returns freed memory to the system whenever the server is idle."""
         trimmed = 0.0
         while True:
-            await asyncio.sleep(REST_S)
-            if not self.live and time.process_time() - trimmed > WORK_S:
+            await asyncio.sleep(IDLE_CHECK_S)
+            if not self.live and time.process_time() - trimmed > TRIM_CPU_S:
                 await asyncio.to_thread(heap.trim)
                 trimmed = time.process_time()
 
-    async def _test(self, engine: EngineProcess) -> None:
+    async def _self_test(self, engine: EngineProcess) -> None:
         await self._loaded.wait()
         assert self._model is not None
         await self_test(engine, self._model, self.choice, self.plan)
 
     def ended(self, running: "asyncio.Task[None]") -> None:
-        """`run` is over. If it was not told to be, the server cannot go on."""
+        """Called when `run` ends. If it failed, the server cannot go on and stops."""
         error = None if running.cancelled() else running.exception()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -102,14 +103,14 @@ class Service:
         self.abort_all(str(self.failure))
         self.on_end(str(self.failure))
 
-    # -- who may come in
+    # -- admission
 
     @property
     def ready(self) -> bool:
         return self.supervisor.ready and self._model is not None and not self.draining
 
     def check_ready(self) -> None:
-        """Raises 503 with how long it may take."""
+        """Raises 503, with the expected time, if requests are not accepted now."""
         if self.draining:
             raise ApiError(503, "The server is shutting down and takes no more requests.", retry_after=10)
         if self.ready:
@@ -126,7 +127,7 @@ class Service:
         raise ApiError(503, message, code="not_ready", retry_after=retry)
 
     def admit(self, count: int = 1) -> None:
-        """Raises where a request cannot be taken now; `count` is the number of answers it asks for."""
+        """Raises if a request with `count` answers cannot be accepted now."""
         try:
             self.check_ready()
         except ApiError:
@@ -147,15 +148,15 @@ class Service:
             )
 
     def check(self, request: EngineRequest) -> None:
-        """Raises 400, with the numbers, for what could never be served."""
+        """Raises 400, with the numbers, for a request that could never be served."""
         try:
             check_request(self.model.config, request.prompt, request.sampling)
         except StokerError as error:
             raise api_error(error) from error
 
     def room_for_answer(self, prompt: list[int]) -> int:
-        """Tokens left of the context after a prompt. Raises 400 where there are none, in words that agents look for
-        to shorten a conversation (so the numbers have no commas)."""
+        """Tokens of the context that a prompt leaves. If there are none, raises 400 with the wording by which agents
+        recognise that they must shorten a conversation; its numbers have no commas for the same reason."""
         room = self.context - len(prompt)
         if room < 1:
             raise ApiError(
@@ -168,10 +169,10 @@ class Service:
             )
         return room
 
-    # -- what is under way
+    # -- requests in progress
 
     def submit(self, requests: list[EngineRequest], arrived_at: float) -> "Submission":
-        """Hands checked requests to the engine, all or none. Raises where there is no room for them."""
+        """Hands requests to the engine, all or none. Raises if there is no room for them."""
         self.admit(len(requests))
         engine = self.supervisor.engine
         assert engine is not None
@@ -191,7 +192,7 @@ class Service:
             generation.abort(EngineError(reason))
 
     def abort_waiting(self, reason: str) -> int:
-        """Turns away what has no token yet. Returns how many those were."""
+        """Aborts requests that have no token yet. Returns their number."""
         waiting = [generation for generation in self.live if not generation.started]
         for generation in waiting:
             generation.abort(EngineError(reason))
@@ -199,13 +200,13 @@ class Service:
 
     # -- when memory runs short
 
-    def _shed_cache(self) -> None:
+    def _evict_cache(self) -> None:
         engine = self.supervisor.engine
         if engine and engine.alive:
             self.metrics.shed_caches.inc()
             engine.release_memory()
 
-    def _give_up(self, reason: str) -> None:
+    def _stop_for_memory(self, reason: str) -> None:
         self.failure = StokerError(reason)
         self.abort_all(reason)
         self.on_end(reason)
@@ -228,7 +229,7 @@ class Service:
 
 
 class Submission:
-    """Answers of one request under way. `close` cancels what is still running of them."""
+    """The answers of one request in progress. `close` cancels those that are still running."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

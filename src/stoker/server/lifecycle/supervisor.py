@@ -1,4 +1,4 @@
-"""The engine process from the server's side: loading, being ready, dying, being started again."""
+"""Supervises the engine process: loading, ready, crashed, restarted with backoff."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ from stoker.errors import EngineError, StokerError
 
 log = logging.getLogger("stoker.server")
 
-WATCH_S = 0.5  # how often the engine is asked how it is
-BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before each start after a fall; the last one from then on
-STEADY_S = 60.0  # after which a fall is no longer put down to the one before
+HEALTH_CHECK_S = 0.5  # interval of health checks
+BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before each restart; the last value repeats
+STABLE_S = 60.0  # uptime after which the backoff starts over
 
 
 @dataclass
 class Phase:
-    """Where the engine stands, for /ready and for people who wait."""
+    """The state of the engine, as /ready shows it."""
 
     name: str  # starting, loading, self-test, ready, restarting, stopping, failed
     detail: str = ""
@@ -30,26 +30,26 @@ class Phase:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left of this phase, if it went on as it began."""
+        """Seconds left of this phase, extrapolated from its progress."""
         if not self.percent:
             return None
         return (time.monotonic() - self.began_at) * (100 - self.percent) / self.percent
 
 
 class Supervisor:
-    """`run` is the engine's whole life; it returns when the engine is not to be started again."""
+    """Runs the engine. `run` returns when the engine is stopped for good."""
 
     def __init__(
         self, spec: Buildable, step_timeout: float, test: Callable[[EngineProcess], Awaitable[None]] | None = None
     ) -> None:
-        """`test` is awaited each time an engine is up, before it counts as ready; a StokerError of its is final."""
-        self._spec, self._step_timeout, self._test = spec, step_timeout, test
+        """`test` is awaited after each start, before the engine counts as ready."""
+        self._spec, self._step_timeout, self._self_test = spec, step_timeout, test
         self.phase = Phase("starting", began_at=time.monotonic())
         self.engine: EngineProcess | None = None
-        self.stats: EngineStats | None = None  # the latest
+        self.stats: EngineStats | None = None  # the latest stats
         self.starts = 0
-        self.fault: str | None = None  # why the last engine fell
-        self.on_fall: Callable[[str], object] = lambda reason: None
+        self.fault: str | None = None  # why the engine crashed last
+        self.on_crash: Callable[[str], object] = lambda reason: None
 
     @property
     def ready(self) -> bool:
@@ -57,43 +57,43 @@ class Supervisor:
 
     @property
     def healthy(self) -> bool:
-        """Red from a crash until the next engine is ready; loading for the first time is no illness."""
+        """False from a crash until the next engine is ready. Loading for the first time counts as healthy."""
         first = self.starts <= 1 and self.phase.name in ("starting", "loading", "self-test", "stopping")
         return first or self.ready
 
     async def run(self) -> None:
-        """Starts the engine, and again whenever it falls. Raises what makes a first start hopeless."""
-        falls, since = 0, time.monotonic()
+        """Starts the engine, and restarts it whenever it crashes. Raises if the first start cannot succeed."""
+        crashes, since = 0, time.monotonic()
         while True:
             try:
-                await self._live()
+                await self._run_once()
             except StokerError as error:
                 if self.starts == 1 and not isinstance(error, EngineError):
-                    self._set("failed", str(error))
+                    self._enter("failed", str(error))
                     raise
                 reason = str(error)
             if self.phase.name == "stopping":
                 return
-            falls = falls + 1 if time.monotonic() - since < STEADY_S else 1
+            crashes = crashes + 1 if time.monotonic() - since < STABLE_S else 1
             self.fault, since = reason, time.monotonic()
             self.stats = None
-            self._set("restarting", reason)
+            self._enter("restarting", reason)
             log.error("%s", reason)
-            self.on_fall(reason)
-            await asyncio.sleep(BACKOFF_S[min(falls - 1, len(BACKOFF_S) - 1)])
+            self.on_crash(reason)
+            await asyncio.sleep(BACKOFF_S[min(crashes - 1, len(BACKOFF_S) - 1)])
 
     async def stop(self) -> None:
-        """Ends the engine now."""
-        self._set("stopping")
+        """Stops the engine now."""
+        self._enter("stopping")
         if self.engine:
             await asyncio.to_thread(self.engine.close)
 
-    async def _live(self) -> None:
-        """One life of the engine. Raises what it died of."""
+    async def _run_once(self) -> None:
+        """Runs one engine process. Raises the error with which it ended."""
         self.starts += 1
         if self.engine is None:
-            self._set("loading")
-            self.engine = EngineProcess(self._spec, self._heard)
+            self._enter("loading")
+            self.engine = EngineProcess(self._spec, self._on_loading)
         else:
             await asyncio.to_thread(self.engine.restart)
         engine = self.engine
@@ -102,37 +102,37 @@ class Supervisor:
             log.info("note: %s", note)
         watch = asyncio.create_task(self._watch(engine))
         try:
-            if self._test:
-                self._set("self-test")
-                await self._test(engine)
-            self._set("ready")
+            if self._self_test:
+                self._enter("self-test")
+                await self._self_test(engine)
+            self._enter("ready")
             self.fault = None
             raise await asyncio.wrap_future(engine.fallen)
         finally:
             watch.cancel()
 
     async def _watch(self, engine: EngineProcess) -> None:
-        """Keeps `stats` fresh. An engine that does not answer within a step's worth of patience hangs."""
+        """Updates `stats`, and kills an engine that does not answer within the step timeout."""
         while True:
             try:
                 answer = asyncio.wrap_future(engine.stats())
                 self.stats = await asyncio.wait_for(answer, self._step_timeout)
             except StokerError:
-                return  # it fell, and `_live` knows
+                return  # it crashed, which `_run_once` reports
             except TimeoutError:
                 reason = f"it gave no sign of life for {self._step_timeout:g} s (--step-timeout)"
                 log.error("the engine is killed: %s", reason)
                 engine.kill(reason)
                 return
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(HEALTH_CHECK_S)
 
-    def _heard(self, loading: Loading) -> None:
-        """From a thread, while weights are read."""
+    def _on_loading(self, loading: Loading) -> None:
+        """Called from another thread while weights are read."""
         began = self.phase.began_at if self.phase.detail == loading.phase else time.monotonic()
         if self.phase.name in ("starting", "loading", "restarting"):
             name = "loading" if self.starts <= 1 else "restarting"
             self.phase = Phase(name, loading.phase, loading.percent, began)
 
-    def _set(self, name: str, detail: str = "") -> None:
+    def _enter(self, name: str, detail: str = "") -> None:
         if self.phase.name != "stopping":
             self.phase = Phase(name, detail, began_at=time.monotonic())
