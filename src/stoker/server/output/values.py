@@ -78,4 +78,4 @@ def _half(_: str) -> float:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -1,7 +1,7 @@
-"""Tools of POST /v1/messages as functions.
+"""Tools of Anthropic's /v1/messages as functions.
 
-Anthropic defines some tools by type alone. Those the client itself runs are offered with their arguments spelled out;
-those Anthropic's own servers would run (search, code execution, MCP) cannot be, and are left out.
+Anthropic defines some tools by type alone. Tools that the client runs are offered with their arguments spelled out.
+Tools that Anthropic's servers would run (search, code execution, MCP) are left out.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ EDITOR = Function(
         ("command", "path"), command={"type": "string", "enum": ["view", "create", "str_replace", "insert"]}, **FILE
     ),
 )
-CLIENT_TOOLS = {  # by the beginning of their type; a date follows
+CLIENT_TOOLS = {  # by the prefix of their type; a date follows
     "bash_": Function(
         name="",
         description="Run a command in a bash session that stays open.",
@@ -58,7 +58,7 @@ CLIENT_TOOLS = {  # by the beginning of their type; a date follows
 
 
 def offered(tools: list[AnthropicTool] | None, omitted: list[str]) -> list[Tool] | None:
-    """As functions; the types of those that cannot be are added to `omitted`."""
+    """The tools as functions. The types of those that cannot be offered are added to `omitted`."""
     if tools is None:
         return None
     found = []

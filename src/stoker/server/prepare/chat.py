@@ -58,7 +58,7 @@ def with_budget(service: Service, request: EngineRequest, tokens: int | None) ->
         raise ApiError(400, f"{name} is {tokens}, expected 0 or more.", param=name)
     close, call = service.model.token_id(THOUGHT_END), service.model.token_id(OPEN)
     if close is None:
-        raise ApiError(400, f"{name} cannot be kept: {THOUGHT_END} is no token of this model.", param=name)
+        raise ApiError(400, f"{name} cannot be kept: {THOUGHT_END} is not a token of this model.", param=name)
     ends = () if request.tools is None or call is None else (call,)
     return replace(request, mask=ThinkingBudget(tokens, close, ends, service.model.vocab_size, request.mask))
 

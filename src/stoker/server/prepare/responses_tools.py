@@ -1,7 +1,7 @@
-"""Tools of POST /v1/responses as functions of a chat request.
+"""Tools of OpenAI's /v1/responses as functions of a chat request.
 
-Custom tools and the functions inside namespaces can be offered. Tools that OpenAI's own servers would run (search, MCP,
-code) and those with item types of their own (shells, patches, computers) are left out and named.
+Custom tools and functions in namespaces are offered. Tools that OpenAI's servers would run (search, MCP, code) and
+tools with item types of their own (shells, patches, computers) are left out.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from stoker.server.schemas.common import Json
 
 
 def flat_name(namespace: Any, name: str) -> str:
-    """What the model calls a function of a namespace."""
+    """The name by which the model calls a function of a namespace."""
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 
 def namespaces(tools: list[Json] | None) -> dict[str, tuple[str, str]]:
-    """Namespace and name of each function in one, by the name that the model calls it."""
+    """The namespace and name of each function in one, by its flat name."""
     found = {}
     for tool in tools or ():
         for inner in _inside(tool):
@@ -29,7 +29,7 @@ def namespaces(tools: list[Json] | None) -> dict[str, tuple[str, str]]:
 
 
 def offered(tools: list[Json] | None, omitted: list[str]) -> list[Tool] | None:
-    """As functions; the types of those that cannot be are added to `omitted`."""
+    """The tools as functions. The types of those that cannot be offered are added to `omitted`."""
     if tools is None:
         return None
     found = []
@@ -43,7 +43,7 @@ def offered(tools: list[Json] | None, omitted: list[str]) -> list[Tool] | None:
 
 
 def chosen(choice: str | Json | None, tools: list[Json] | None, omitted: list[str]) -> Any:
-    """tool_choice in the words of a chat request. One that was left out cannot be chosen: then it is as without."""
+    """tool_choice of the chat request. A choice of a tool that was left out becomes auto."""
     if not isinstance(choice, dict):
         if choice not in (None, "none", "auto", "required"):
             raise ApiError(
@@ -64,7 +64,7 @@ def chosen(choice: str | Json | None, tools: list[Json] | None, omitted: list[st
 
 
 def _named(entry: Any, tools: list[Json] | None, omitted: list[str]) -> list[str]:
-    """Names of the functions that an entry of tool_choice means; none if it was left out."""
+    """The flat names of the functions that an entry of tool_choice refers to; none if it was left out."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     if not isinstance(kind, str):
         raise ApiError(
@@ -100,7 +100,7 @@ def _tool(tool: Json, namespace: Json | None, omitted: list[str]) -> Tool | None
         raise ApiError(400, "a function tool has a name, and its parameters are a JSON schema.", param="tools")
     told = str(tool.get("description") or "")
     if namespace is not None:
-        if tool is namespace["tools"][0] and namespace.get("description"):  # once is enough for the whole group
+        if tool is namespace["tools"][0] and namespace.get("description"):  # described once for the whole namespace
             told = f"{told}\n\nAbout {namespace.get('name')}: {namespace['description']}".strip()
         name = flat_name(namespace.get("name"), name)
     if kind == "custom":

@@ -1,7 +1,7 @@
-"""A schema's demands on a string that stands in a call as plain text, as a terminal of the call's grammar.
+"""The schema of a string that a call contains as plain text, as a terminal of the call's grammar.
 
-Strings are a regular language under every keyword of JSON schema, so `allOf`, `anyOf`, `oneOf` and `not` are held
-exactly. What cannot be held raises `Unheld`.
+Under every keyword of JSON schema, the allowed strings are a regular language, so `allOf`, `anyOf`, `oneOf` and `not`
+are enforced exactly. A schema that cannot be enforced raises `Unenforceable`.
 """
 
 import re
@@ -35,40 +35,40 @@ FORMATS = {
         + [rf"{_WORD}(?::{_WORD}){{{n}}}::(?:{_WORD}(?::{_WORD}){{0,{5 - n}}})?" for n in range(6)]
     ),
     "uuid": r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
-    # of all URIs those without a fragment, a user and a port, so that no text is one that only looks so
+    # URIs without fragment, user and port, so that everything that matches is a valid URI
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:(?:\/\/[A-Za-z0-9.-]+)?(?:\/(?:[A-Za-z0-9._~:@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+)+",
 }
-UNHELD = ("if", "$dynamicRef", "$recursiveRef")
+UNENFORCEABLE = ("if", "$dynamicRef", "$recursiveRef")
 
 
-class Unheld(Exception):
-    """A schema asks for what no grammar here can hold; the message names the keyword."""
+class Unenforceable(Exception):
+    """A schema that cannot be enforced by a grammar; the message names the keyword."""
 
 
 class TextRules:
-    """Expressions for string schemas of one tool. References become terminals of their own, in `lines`."""
+    """Grammar expressions for the string schemas of one tool. References become terminals, defined in `lines`."""
 
     def __init__(self, root: Any, prefix: str) -> None:
-        """`prefix` begins the names of terminals, in capitals."""
+        """`prefix`, in capitals, begins the names of the terminals."""
         self.lines: list[str] = []
         self._root, self._prefix = root, prefix
         self._references: dict[str, str | None] = {}
         self._open: set[str] = set()
 
     def expression(self, schema: Any) -> str | None:
-        """What a string of this schema may be; None if it can be none."""
+        """The expression for strings that this schema allows; None if it allows none."""
         if not isinstance(schema, Mapping):
             return ANY if schema is not False else None
-        for keyword in UNHELD:
+        for keyword in UNENFORCEABLE:
             if keyword in schema:
-                raise Unheld(f"{keyword} cannot be held")
+                raise Unenforceable(f"{keyword} cannot be enforced")
         parts = [self._own(schema)]
         if "$ref" in schema:
             parts.append(self._reference(schema["$ref"]))
         for keyword in ("allOf", "anyOf", "oneOf"):
             if keyword in schema:
                 if not isinstance(schema[keyword], list):
-                    raise Unheld(f"{keyword} is not a list")
+                    raise Unenforceable(f"{keyword} is not a list")
                 choices = [self.expression(entry) for entry in schema[keyword]]
                 parts.append({"allOf": _all, "anyOf": _any, "oneOf": _one}[keyword](choices))
         if "not" in schema:
@@ -89,12 +89,12 @@ class TextRules:
             parts.append(regex(whole_pattern(schema["pattern"])))
         if "format" in schema:
             if schema["format"] not in FORMATS:
-                raise Unheld(f"format {str(schema['format'])[:50]!r} cannot be held")
+                raise Unenforceable(f"format {str(schema['format'])[:50]!r} cannot be enforced")
             parts.append(regex(FORMATS[schema["format"]]))
         if "minLength" in schema or "maxLength" in schema:
             least, most = schema.get("minLength", 0), schema.get("maxLength", "")
             if not all(entry == "" or (isinstance(entry, int) and entry >= 0) for entry in (least, most)):
-                raise Unheld("minLength and maxLength are numbers of characters")
+                raise Unenforceable("minLength and maxLength are numbers of characters")
             if most != "" and most < least:
                 return None
             parts.append(regex(f"(?s:.{{{least},{most}}})"))
@@ -103,9 +103,9 @@ class TextRules:
     def _reference(self, reference: Any) -> str | None:
         found = target(self._root, reference)
         if found is None:
-            raise Unheld(f"$ref {str(reference)[:100]!r} points to nothing within the schema")
+            raise Unenforceable(f"$ref {str(reference)[:100]!r} points to nothing within the schema")
         if reference in self._open:
-            raise Unheld(f"$ref {reference[:100]!r} leads back to itself")
+            raise Unenforceable(f"$ref {reference[:100]!r} leads back to itself")
         if reference not in self._references:
             self._open.add(reference)
             expression = self.expression(found)
@@ -119,7 +119,7 @@ class TextRules:
 
 
 def literal(text: str) -> str:
-    """In the grammar's syntax, which takes no control characters but these."""
+    """A string literal in the grammar's syntax, or a regex where a literal cannot have a control character."""
     if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text) or not text:
         return regex("".join(f"\\x{{{ord(letter):x}}}" for letter in text) or "()")
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -132,16 +132,16 @@ def regex(pattern: str) -> str:
 
 
 def whole_pattern(pattern: Any) -> str:
-    """A pattern that JSON schema looks for anywhere in a string, as one for the whole string."""
+    """A JSON schema pattern, which may match anywhere in a string, as a pattern for the whole string."""
     if not isinstance(pattern, str):
-        raise Unheld("pattern is not a string")
+        raise Unenforceable("pattern is not a string")
     parts, depth, inside, place = [""], 0, False, 0
     while place < len(pattern):
         letter = pattern[place]
         if letter == "\\":
             taken = pattern[place : place + 2]
             if taken[1:] in ("b", "B", *"123456789k") and not inside:
-                raise Unheld(f"pattern {pattern[:100]!r} has {taken}, which cannot be held")
+                raise Unenforceable(f"pattern {pattern[:100]!r} has {taken}, which cannot be enforced")
             ascii_only = {"\\d": "0-9", "\\w": "A-Za-z0-9_"}.get(taken)
             parts[-1] += taken if ascii_only is None else ascii_only if inside else f"[{ascii_only}]"
             place += 2
@@ -156,7 +156,7 @@ def whole_pattern(pattern: Any) -> str:
         elif letter == "$" and not depth and pattern[place + 1 : place + 2] in ("", "|"):
             parts[-1] += "$"
         elif letter in "^$":
-            raise Unheld(f"pattern {pattern[:100]!r} has {letter} in its middle, which cannot be held")
+            raise Unenforceable(f"pattern {pattern[:100]!r} has {letter} in its middle, which cannot be enforced")
         else:
             inside = letter == "["
             depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -192,4 +192,4 @@ def _one(parts: list[str | None]) -> str | None:
 
 
 def _not(part: str | None) -> str | None:
-    return ANY if part is None else None if part == ANY else f"~{part}"  # of any text: see IN_VALUE
+    return ANY if part is None else None if part == ANY else f"~{part}"  # within any text: see IN_VALUE

@@ -16,7 +16,7 @@ from stoker.server.output.answer import CLOSE as THOUGHT_END
 from stoker.server.output.tags import CLOSE, OPEN
 from stoker.server.output.tool_schemas import standard
 from stoker.server.prepare.grammar_check import ChecksBusy, TooComplex, check
-from stoker.server.prepare.string_grammar import Unheld
+from stoker.server.prepare.string_grammar import Unenforceable
 from stoker.server.prepare.tool_grammar import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 from stoker.server.schemas.common import ResponseFormat, StructuredOutputs
 
@@ -59,7 +59,7 @@ def strict_mask(model: ServedModel, schemas: Mapping[str, Any], strict: Collecti
     if opened is None or closed is None:
         raise ApiError(
             400,
-            f"strict tools cannot be held with tool_choice auto here, since {OPEN} is no token of this model. "
+            f"strict tools cannot be enforced with tool_choice auto here, since {OPEN} is not a token of this model. "
             "Send tool_choice required, or leave strict out.",
         )
     ends = [CLOSE, OPEN, *([THOUGHT_END] if model.token_id(THOUGHT_END) is not None else [])]
@@ -107,8 +107,8 @@ def _calls(model: ServedModel, schemas: Mapping[str, Any]) -> list[str]:
         form = json_call if model.calls_in_json else xml_call
         try:
             lines += form(f"call_{place}", name, standard(schema), _json_rule)
-        except (Unheld, TypeError, AttributeError, RecursionError) as error:
-            reason = str(error) if isinstance(error, Unheld) else "its schema is malformed or nested too deeply"
+        except (Unenforceable, TypeError, AttributeError, RecursionError) as error:
+            reason = str(error) if isinstance(error, Unenforceable) else "its schema is malformed or nested too deeply"
             raise ApiError(
                 400, f"tool {name[:100]!r} cannot be held to its schema: {reason}.", param="tools"
             ) from error
@@ -123,7 +123,7 @@ def grammar_mask(model: ServedModel, rules: str, thinking: bool) -> Mask:
         if after is None:
             raise ApiError(
                 400,
-                f"Structured output cannot begin after a thought here, since {THOUGHT_END} is no token of this model. "
+                f"Structured output cannot begin after a thought here: {THOUGHT_END} is not a token of this model. "
                 'Send chat_template_kwargs {"enable_thinking": false}.',
             )
     start = "start: GAP answer\nGAP: /\\n{0,2}/" if thinking else "start: answer"
@@ -155,7 +155,7 @@ def _outputs_rules(outputs: StructuredOutputs) -> str:
         try:
             schema = json.loads(outputs.json_) if isinstance(outputs.json_, str) else outputs.json_
         except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"structured_outputs.json is no JSON: {error}.") from error
+            raise ApiError(400, f"structured_outputs.json is not JSON: {error}.") from error
         return _json_rules(schema)
     if outputs.choice is not None:
         if not outputs.choice:

@@ -129,7 +129,7 @@ def _arguments(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"{where} has a tool call whose arguments are no JSON: {error}.", param=where) from error
+        raise ApiError(400, f"{where} has a tool call whose arguments are not JSON: {error}.", param=where) from error
     if not isinstance(found, dict):
-        raise ApiError(400, f"{where} has a tool call whose arguments are no JSON object.", param=where)
+        raise ApiError(400, f"{where} has a tool call whose arguments are not a JSON object.", param=where)
     return found

@@ -1,8 +1,8 @@
-"""Tool calls as grammar rules: a tool's whole schema holds in the XML form and in the JSON form of a call.
+"""Tool calls as grammar rules, which enforce the whole schema of a tool in the XML and in the JSON form of a call.
 
-In the XML form strings are plain text and everything else is JSON. The parser tells them apart by the schema's types,
-so a text that it would read as a number or as null is no string of a parameter that may be one. What of a schema cannot
-be held raises `Unheld`; nothing but annotations is ignored.
+In the XML form, strings are plain text and everything else is JSON. The parser distinguishes them by the types in the
+schema, so for a parameter that may also be a number or null, text that reads as one is not allowed as a string. A
+schema that cannot be enforced raises `Unenforceable`; nothing but annotations is ignored.
 """
 
 import json
@@ -14,13 +14,21 @@ from typing import Any
 
 from stoker.server.output.tags import VALUE_ENDS
 from stoker.server.output.tool_schemas import ALL, kind_of, mapped, parameter_types, target, value_types
-from stoker.server.prepare.string_grammar import ANY, ANY_RULE, TextRules, Unheld, literal, regex, whole_pattern
+from stoker.server.prepare.string_grammar import (
+    ANY,
+    ANY_RULE,
+    TextRules,
+    Unenforceable,
+    literal,
+    regex,
+    whole_pattern,
+)
 
-# At most that much white space between two parts of a JSON text: enough to indent, and no model can get lost in it.
+# The most white space between two tokens of JSON: enough to indent, and too little for a model to get lost in it.
 WHITE_SPACE = {"whitespace_flexible": True, "whitespace_pattern": "[ \\t\\n]{0,24}"}
-# Beside plain text there is none to skip: the grammar library tells text from JSON by its characters alone.
+# No white space where plain text is an alternative: the grammar library tells text from JSON by characters alone.
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-# without the parser's bounds: more is barred, by a far smaller automaton
+# without the parser's bounds: this bars more, with a far smaller automaton
 _ENDS = "|".join(VALUE_ENDS).replace("{0,64}", "*").replace("{1,64}", "+")
 COMMON_RULES = [
     ANY_RULE,
@@ -37,16 +45,16 @@ _READ_AS = {
     "array": r"\[(?s:.*)",
     "object": r"\{(?s:.*)",
 }
-_ROOT_UNHELD = (
+_ROOT_UNENFORCEABLE = (
     *("not", "if", "const", "enum", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
     *("unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
-_MOST_SHAPES = 64
+_MAX_SHAPES = 64
 JsonRule = Callable[[Mapping[str, Any]], str]  # `%json` with limits on its size
 
 
 def json_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str]:
-    """Rules for what stands between the tags of a call in JSON."""
+    """Rules for the text between the tags of a call in JSON."""
     arguments = {"type": "object"} if schema in (None, {}) else relocated(schema)
     call = {
         "type": "object",
@@ -60,8 +68,8 @@ def json_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[st
 
 
 def xml_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str]:
-    """Rules for what stands between the tags of a call in XML: parameters in the order of the schema, those that are
-    not required at the model's choice."""
+    """Rules for the text between the tags of a call in XML: parameters in the order of the schema, optional ones at
+    the model's choice."""
     root: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
     texts = TextRules(root, rule.upper())
     lines, bodies = [], []
@@ -71,10 +79,12 @@ def xml_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str
             conditions = shape.conditions(key)
             if False in conditions:
                 if key in shape.required:
-                    raise Unheld(f"required names {key[:100]!r}, which additionalProperties or properties forbid")
+                    raise Unenforceable(
+                        f"required names {key[:100]!r}, which additionalProperties or properties forbid"
+                    )
                 continue
             if not key or re.search(r"[<>\n]", key) or key != key.strip():
-                raise Unheld(f"the parameter {key[:100]!r} cannot be written in a call")
+                raise Unenforceable(f"the parameter {key[:100]!r} cannot be written in a call")
             part = f"{rule}_{number}_{place}"
             value = _value(part, conditions, parameter_types(root, key), root, texts, json_rule)
             head = literal(f"<parameter={key}>\n")
@@ -90,7 +100,7 @@ def xml_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str
 
 
 def free_text(strict: Sequence[str], all_strict: bool) -> str:
-    """A terminal for what may follow an opening tag and is no call of a strict tool."""
+    """A terminal for text that may follow an opening tag and is not a call of a strict tool."""
     names = "|".join(map(_escaped, strict))
     starts = r"[{<]" if all_strict else r"\{"
     barred = rf"{_SPACE}{starts}(?s:.*)|(?s:.*)<function=[ \t]*(?:{names})[ \t]*>(?s:.*)"
@@ -98,7 +108,7 @@ def free_text(strict: Sequence[str], all_strict: bool) -> str:
 
 
 def relocated(schema: Any) -> Any:
-    """With references to its own root pointing to `$defs/tool` instead."""
+    """The schema with references to its root changed to `$defs/tool`."""
 
     def change(found: dict[str, Any]) -> dict[str, Any]:
         reference = found.get("$ref")
@@ -111,7 +121,7 @@ def relocated(schema: Any) -> Any:
 
 @dataclass
 class _Shape:
-    """Object schemas that all hold, with what is required by any of them."""
+    """Object schemas that apply together."""
 
     schemas: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -125,13 +135,15 @@ class _Shape:
         return list(dict.fromkeys([*listed, *self.required]))
 
     def conditions(self, name: str) -> list[Any]:
-        """Schemas that a parameter must hold."""
+        """The schemas that a parameter must satisfy."""
         found = []
         for schema in self.schemas:
             own = [schema["properties"][name]] if name in (schema.get("properties") or {}) else []
             for pattern, condition in (schema.get("patternProperties") or {}).items():
-                if not re.fullmatch(r"\^[A-Za-z0-9_-]+", pattern):  # the client's patterns are not run here
-                    raise Unheld("patternProperties beside named parameters cannot be held unless they begin so: ^text")
+                if not re.fullmatch(r"\^[A-Za-z0-9_-]+", pattern):  # patterns of clients are not run here
+                    raise Unenforceable(
+                        "patternProperties beside named parameters cannot be enforced unless they begin so: ^text"
+                    )
                 if name.startswith(pattern[1:]):
                     own.append(condition)
             found += own or [schema.get("additionalProperties", True)]
@@ -139,39 +151,45 @@ class _Shape:
 
 
 def _shapes(schema: Any, root: Any, depth: int) -> list[_Shape]:
-    """Every way to satisfy a schema of an object."""
+    """All combinations of subschemas that satisfy an object schema."""
     if schema is True or schema == {}:
         return [_Shape()]
     if not isinstance(schema, Mapping) or depth > 16:
-        raise Unheld("the parameters are not the schema of an object" if depth <= 16 else "$ref is nested too deeply")
-    for keyword in _ROOT_UNHELD:
+        raise Unenforceable(
+            "the parameters are not the schema of an object" if depth <= 16 else "$ref is nested too deeply"
+        )
+    for keyword in _ROOT_UNENFORCEABLE:
         if keyword in schema:
-            raise Unheld(f"{keyword} cannot be held for all parameters together")
+            raise Unenforceable(f"{keyword} cannot be enforced for all parameters together")
     named = schema.get("type", "object")
     if named != "object" and not (isinstance(named, list) and "object" in named):
-        raise Unheld("type of the parameters is not object")
+        raise Unenforceable("type of the parameters is not object")
     for keyword, kind in (("properties", Mapping), ("patternProperties", Mapping), ("required", list)):
         if not isinstance(schema.get(keyword, kind()) if kind is list else schema.get(keyword, {}), kind):
-            raise Unheld(f"{keyword} is not as JSON schema has it")
+            raise Unenforceable(f"{keyword} is not as JSON schema has it")
     factors = [[_Shape([schema])]]
     if "$ref" in schema:
         found = target(root, schema["$ref"])
         if found is None:
-            raise Unheld(f"$ref {str(schema['$ref'])[:100]!r} points to nothing within the schema")
+            raise Unenforceable(f"$ref {str(schema['$ref'])[:100]!r} points to nothing within the schema")
         factors.append(_shapes(found, root, depth + 1))
     for entry in schema.get("allOf") or []:
         factors.append(_shapes(entry, root, depth + 1))
     for keyword in ("anyOf", "oneOf"):
         if schema.get(keyword):
             choices = [_shapes(entry, root, depth + 1) for entry in schema[keyword]]
-            if keyword == "oneOf" and not _told_apart(choices):
-                raise Unheld("oneOf cannot be held unless a required parameter has other constants in each choice")
+            if keyword == "oneOf" and not _exclude_each_other(choices):
+                raise Unenforceable(
+                    "oneOf cannot be enforced unless a required parameter has other constants in each choice"
+                )
             factors.append([shape for choice in choices for shape in choice])
     count = 1
     for factor in factors:
         count *= len(factor)
-    if count > _MOST_SHAPES:
-        raise Unheld(f"anyOf leaves {count:,} combinations of parameters, and at most {_MOST_SHAPES} can be held")
+    if count > _MAX_SHAPES:
+        raise Unenforceable(
+            f"anyOf leaves {count:,} combinations of parameters, and at most {_MAX_SHAPES} can be enforced"
+        )
     shapes = [_Shape([each for part in chosen for each in part.schemas]) for chosen in product(*factors)]
     for shape in shapes:
         _check_count(shape)
@@ -181,13 +199,13 @@ def _shapes(schema: Any, root: Any, depth: int) -> list[_Shape]:
 def _check_count(shape: _Shape) -> None:
     for schema in shape.schemas:
         if schema.get("minProperties", 0) > len(shape.required):
-            raise Unheld("minProperties cannot be held beyond the number of required parameters")
+            raise Unenforceable("minProperties cannot be enforced beyond the number of required parameters")
         if schema.get("maxProperties", len(shape.names())) < len(shape.names()):
-            raise Unheld("maxProperties cannot be held below the number of named parameters")
+            raise Unenforceable("maxProperties cannot be enforced below the number of named parameters")
 
 
-def _told_apart(choices: list[list[_Shape]]) -> bool:
-    """Whether no two choices can hold at once, by the constants of a parameter that all require."""
+def _exclude_each_other(choices: list[list[_Shape]]) -> bool:
+    """Whether the choices exclude each other, by the constants of a parameter that all of them require."""
     shapes = [shape for choice in choices for shape in choice]
     for name in shapes[0].required if shapes else []:
         seen: list[str] = []
@@ -207,7 +225,7 @@ def _told_apart(choices: list[list[_Shape]]) -> bool:
 def _value(
     rule: str, conditions: list[Any], types: frozenset[str], root: Any, texts: TextRules, json_rule: JsonRule
 ) -> list[str]:
-    """An expression for a value with its end, and the lines it needs. `types` are what the parser takes it for."""
+    """An expression for a value including its end, and the lines it needs. `types` are those that the parser tries."""
     schema: Any = conditions[0] if len(conditions) == 1 else {"allOf": [entry for entry in conditions if entry != {}]}
     end, lines, choices = literal("\n</parameter>\n"), [], []
     text = texts.expression(schema) if not types or "string" in types else None
@@ -230,22 +248,22 @@ def _value(
         lines.append(f"{rule}_json: {json_rule(document)}")
         choices.append(f"{rule}_json {end}")
     if not choices:
-        raise Unheld("no value satisfies type, enum and const of a parameter together")
+        raise Unenforceable("no value satisfies type, enum and const of a parameter together")
     return [f"({' | '.join(choices)})", *lines]
 
 
 def _free(rule: str, shape: _Shape, root: Any, texts: TextRules, json_rule: JsonRule) -> list[str]:
-    """Parameters whose names the schema leaves open, where it says anything about them."""
+    """Rules for parameters with open names, if the schema constrains them."""
     patterns = {pattern: entry for schema in shape.schemas for pattern, entry in _patterns(schema).items()}
     others = [schema.get("additionalProperties", True) for schema in shape.schemas]
     described = [entry for entry in others if isinstance(entry, Mapping) and entry]
     if not patterns and (not described or False in others):
         return []
     if any("maxProperties" in schema for schema in shape.schemas):
-        raise Unheld("maxProperties cannot be held where names of parameters are open")
+        raise Unenforceable("maxProperties cannot be enforced where names of parameters are open")
     if patterns and len(shape.schemas) > 1:
-        raise Unheld("patternProperties inside allOf, anyOf or $ref cannot be held")
-    types = parameter_types(root, "\n")  # of a name that is not listed
+        raise Unenforceable("patternProperties inside allOf, anyOf or $ref cannot be enforced")
+    types = parameter_types(root, "\n")  # the types of an unlisted name
     name = r"/[^<>\s](?:[^<>\n]{0,62}[^<>\s])?/"
     listed = " | ".join(literal(key) for key in shape.names())
     named = f"{name} & ~({listed})" if listed else name

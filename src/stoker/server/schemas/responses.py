@@ -45,7 +45,7 @@ class ResponsesRequest(Sampled):
     def _refuse_names_of_chat(cls, body: Any) -> Any:
         for name, place in ELSEWHERE.items():
             if isinstance(body, dict) and body.get(name) is not None:
-                raise ApiError(400, f"{name} is no parameter of /v1/responses; use {place}.", param=name)
+                raise ApiError(400, f"{name} is not a parameter of /v1/responses; use {place}.", param=name)
         return body
 
     @property
