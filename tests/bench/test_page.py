@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from stoker.bench import agent
 from stoker.bench.document import document
-from stoker.bench.html import html_report
 from stoker.bench.record import Document
 from stoker.bench.suites import Cell
+from stoker.report.bench import html_report
 from tests.bench.drive import bench
 from tests.bench.mock import Behaviour, Mock, VirtualClock
 
@@ -68,6 +68,19 @@ def test_everything_a_report_promises_is_in_it(found):
     assert len(page.encode()) < 1_000_000
     assert "http://" not in page.replace(found.environment.servers[0].url, "")
     assert "<script" not in page
+
+
+def test_words_of_servers_and_users_are_never_markup(found):
+    evil = '"><script>alert(1)</script>'
+    requests = [
+        replace(request, workload=evil, failure=request.failure and replace(request.failure, kind=evil, message=evil))
+        for request in found.requests
+    ]
+    server = replace(found.environment.servers[0], model=evil, engine=evil, url=evil)
+    environment = replace(found.environment, servers=[server], gpus=[evil], command=evil)
+    html = html_report(document(evil, requests, environment, True, [evil]))
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") > 20
 
 
 def test_a_page_of_a_thousand_requests_is_under_a_megabyte(found):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stoker.bench.html import html_report
 from stoker.demo import __main__ as demo
 from stoker.demo import servers
+from stoker.report.bench import html_report
 from tests.bench.mock import Behaviour, Mock
 
 

@@ -17,8 +17,8 @@ from stoker.cli.main import COMMANDS, app
 from stoker.errors import StokerError
 from stoker.plan.answer import Answer, Question, answer
 from stoker.plan.explain import explain
-from stoker.plan.html import page, segments
 from stoker.plan.pick import NEEDS, pick
+from stoker.report.plan import page, segments
 
 WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"
 DFLASH = Question("122b", "spark", context=100_000, recipe="hybrid-dflash12")

@@ -131,10 +131,10 @@ def write(
 ) -> None:
     """The table to the terminal, the rest to files; with --json - the document is the last thing on stdout."""
     from stoker.bench import document
-    from stoker.bench.html import html_report
-    from stoker.bench.markdown import markdown as as_markdown
-    from stoker.bench.spark_arena import spark_arena
-    from stoker.bench.table import print_document
+    from stoker.report.bench import html_report
+    from stoker.report.spark_arena import spark_arena
+    from stoker.report.text import markdown as as_markdown
+    from stoker.report.text import print_document
 
     to_stdout = str(json_file) == "-"
     screen = output_console()
@@ -163,10 +163,10 @@ async def _measure(
 ) -> "Document":
     from contextlib import AsyncExitStack
 
-    from stoker.bench.bars import Bars
     from stoker.bench.document import document
     from stoker.bench.environment import environment
     from stoker.bench.journal import Journal
+    from stoker.bench.progress import Bars
     from stoker.bench.pulse import find_power
     from stoker.bench.run import Runner
     from stoker.bench.suites import Cell, Plan, plan

@@ -67,7 +67,7 @@ def plan(
         )
     )  # fmt: skip
     if html:
-        from stoker.plan.html import page
+        from stoker.report.plan import page
 
         html.write_text(page(found), encoding="utf-8")
     if as_json:

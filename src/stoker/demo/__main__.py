@@ -14,12 +14,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from stoker.bench import document, show
+from stoker.bench import document
 from stoker.bench.answer import Answer
-from stoker.bench.bars import Bars
 from stoker.bench.environment import environment
-from stoker.bench.html import html_report
 from stoker.bench.journal import Journal
+from stoker.bench.progress import Bars
 from stoker.bench.record import Document, Request, Workload
 from stoker.bench.run import Runner
 from stoker.bench.suites import Cell, Options, Plan, plan
@@ -29,6 +28,8 @@ from stoker.cli.progress import say_error
 from stoker.demo import prompts
 from stoker.demo.servers import serving
 from stoker.errors import StokerError
+from stoker.report import figures
+from stoker.report.bench import html_report
 
 PLAIN, ADAPTIVE = "plain", "adaptive"
 METHODS = {PLAIN: "none", "MTP-3": "mtp:3", "DFlash-12": "dflash:12", ADAPTIVE: "auto"}
@@ -76,7 +77,7 @@ def main() -> None:
         f"tokens identical: {same} of {of} (every drafting server against the plain one). Measured here over HTTP, one "
         f"stream, greedy, {PER_KIND} unseen prompts of each kind, up to {TOKENS} tokens, decoding only, in turns."
     )
-    for line in (*show.turns(found), *show.throughput(found), show.noise(found)):
+    for line in (*figures.turns(found), *figures.throughput(found), figures.noise(found)):
         console.print(line, markup=False, style="dim")
     PAGE.write_text(html_report(found), encoding="utf-8")
     RESULT.write_text(document.to_json(found), encoding="utf-8")
@@ -131,9 +132,9 @@ def _table(rows: list[Workload], tokens: Tokens) -> Table:
             table.add_row(
                 kind if method == PLAIN else "",
                 method,
-                show.number(row.decode_tokens_per_s, 0),
-                show.number(row.steps_per_s, 0),
-                show.number(row.accepted_per_step, 2),
+                figures.number(row.decode_tokens_per_s, 0),
+                figures.number(row.steps_per_s, 0),
+                figures.number(row.accepted_per_step, 2),
                 f"{speedup:.2f}",
                 f"{same}/{of}",
                 end_section=method == list(METHODS)[-1],

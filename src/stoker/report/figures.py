@@ -1,10 +1,12 @@
-"""Figures as people read them: the cells of tables, the same in the terminal, in Markdown and in HTML."""
+"""A benchmark's figures as people read them: the cells and sentences that terminal, Markdown and HTML share."""
 
-from stoker.bench.record import Document, Workload
-from stoker.bench.summary import cold_and_warm, named, noise_of
+from stoker.bench.record import Difference, Document, Workload
+from stoker.bench.summary import cold_and_warm, named, noise_of, title
 
 HEADS = ("workload", "in", "out", "TTFT s", "p95", "decode tok/s", "±", "e2e tok/s", "steps/s", "tok/step", "ok")
 WIDE = ("in", "p95", "e2e tok/s")  # columns a narrow terminal goes without
+COMPARED_HEADS = ("workload", "metric", "A", "B", "change", "95 %", "runs", "verdict")
+METRICS = {"decode_tokens_per_s": ("decode tok/s", 1), "ttft_s": ("TTFT s", 3), "accepted_per_step": ("tok/step", 2)}
 
 
 def cells(row: Workload, two_servers: bool) -> tuple[str, ...]:
@@ -21,6 +23,20 @@ def cells(row: Workload, two_servers: bool) -> tuple[str, ...]:
         number(row.steps_per_s, 1) + ("*" if "estimate" in row.steps_source and row.steps_per_s else ""),
         number(row.accepted_per_step, 2) + ("*" if "estimate" in row.steps_source and row.accepted_per_step else ""),
         done + ("" if row.quality_ok else " !"),
+    )
+
+
+def compared_cells(row: Difference) -> tuple[str, ...]:
+    name, digits = METRICS[row.metric]
+    return (
+        title(row),
+        name,
+        f"{row.a:.{digits}f}",
+        f"{row.b:.{digits}f}",
+        f"{row.change:+.1%}",
+        f"{row.ci_low:+.1%} … {row.ci_high:+.1%}",
+        f"{row.runs_a} + {row.runs_b}" + (" paired" if row.paired else ""),
+        row.verdict,
     )
 
 
