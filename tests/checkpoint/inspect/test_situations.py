@@ -254,9 +254,10 @@ def test_whatever_the_loader_refuses_is_an_error_here(name: str, intel: Path, tm
     change, sentence = REFUSED[name]
     directory = Path(shutil.copytree(intel, tmp_path / "copy"))
     change(directory)
-    with pytest.raises(StokerError):
+    with pytest.raises(StokerError) as caught:
         load_model(directory)
     report = inspect(directory)
+    assert any(message.rstrip(".") in str(caught.value) for message in errors(report)), "in other words"
     assert any(sentence in message for message in errors(report)), errors(report)
     assert len(report.errors) <= 12, "like faults are one problem"
     assert all(problem.fix for problem in report.errors)
