@@ -38,7 +38,8 @@ def test_a_hybrid_from_a_hub_with_every_tensor_accounted_for(published: Path, tm
     out = tmp_path / "hybrid"
     with StandInHub(published / "fp8").running() as hub:
         arguments = ("--base", str(published / "int4"), "--shared-experts", "hf:owner/model", "--lm-head", "int8")
-        done = stoker(*arguments, "--out", str(out), HF_ENDPOINT=hub.endpoint, HF_TOKEN="none-needed")
+        there = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "none-needed"}
+        done = stoker(*arguments, "--out", str(out), **there)
     assert done.returncode == 0, done.stderr
     assert "--base: 12 tensors replaced: shared experts come from hf:owner/model\n" in done.stderr
     assert "--shared-experts: 331 tensors not used: this recipe takes only shared experts (" in done.stderr
@@ -66,7 +67,7 @@ def test_a_closed_repository_is_one_sentence_with_the_cure(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "wrong")
     with StandInHub(published / "fp8", token="other").running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
         said = in_this_process(
             "--base", str(published / "int4"), "--mtp", "hf:owner/model", "--out", str(tmp_path / "out")
         )

@@ -5,7 +5,7 @@ No torch.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -74,21 +74,24 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return header.tensors
 
 
-def scan_header(path: Path, reads: Reads | None = None) -> Header:
-    """All tensors of one file that make sense, and what is wrong with the others and with the whole."""
+def scan_header(path: Path, reads: Callable[[Path, int, int], bytes] | None = None, size: int | None = None) -> Header:
+    """All tensors of one file that make sense, and what is wrong with the others and with the whole.
+
+    `reads` and `size` are given for a file that is not on this machine.
+    """
     reads, name, header = reads or Reads(), path.name, Header()
 
     def refuse(message: str, tensor: str | None = None, fix: str = f"Fetch {name} again.") -> None:
         header.problems.append(Problem("error", f"{name} {message}", name, tensor, fix))
 
     try:
-        size = header.size = os.path.getsize(path)
+        size = header.size = os.path.getsize(path) if size is None else size
         announced = reads(path, 0, 8)
         length = int.from_bytes(announced, "little")
-        if size > 8 and reads(path, 0, len(LFS_POINTER)) == LFS_POINTER:
-            refuse(f"is a Git LFS pointer of {size} bytes, not the weights.", fix="Run git lfs pull, or fetch it.")
-            return header
         if len(announced) < 8 or length > MAX_HEADER or 8 + length > size:
+            if size > 8 and reads(path, 0, len(LFS_POINTER)) == LFS_POINTER:
+                refuse(f"is a Git LFS pointer of {size} bytes, not the weights.", fix="Run git lfs pull, or fetch it.")
+                return header
             shown = f"{length:,}" if len(announced) == 8 else "unknown length"
             refuse(f"is not a whole safetensors file: it has {size:,} bytes and announces a header of {shown}.")
             return header

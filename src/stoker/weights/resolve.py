@@ -236,7 +236,7 @@ class Resolution:
         return problems
 
     def _info(self, layer: LayerFormat) -> TensorInfo:
-        return self.checkpoint.tensors[next(iter(layer.tensors.values()))]
+        return self.checkpoint.tensors[layer.tensors.get("weight") or next(iter(layer.tensors.values()))]
 
     def _error(self, layer: LayerFormat, message: str, fix: str) -> Problem:
         info = self._info(layer)

@@ -7,16 +7,15 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from stoker.checkpoint.build.sources import Source
 from stoker.checkpoint.build.workspace import write_synced
 from stoker.weights.checkpoint import INDEX, Checkpoint
-from stoker.weights.headers import MAX_HEADER, read_header
+from stoker.weights.headers import TensorInfo, read_header, scan_header
 from stoker.weights.hub import Hub, HubError, RemoteFile, parse_repository
-from stoker.weights.json_file import parse_json, read_json
+from stoker.weights.json_file import read_json
 
 GAP = 1 << 20  # bytes between two wanted tensors that are cheaper to read than to ask again
 SYNC = 64 << 20  # bytes after which progress is made durable
@@ -28,15 +27,14 @@ MakeHub = Callable[[str, str], Hub]
 
 @dataclass(frozen=True)
 class _Part:
-    """Wanted tensors of one remote file."""
+    """Wanted tensors of one remote file, in the order in which they lie there."""
 
     file: RemoteFile
-    entries: Sequence[tuple[str, dict[str, Any]]]  # by place in the remote file
-    data: int  # where tensor data begins in the remote file
+    tensors: Sequence[TensorInfo]
 
     @property
     def nbytes(self) -> int:
-        return sum(end - begin for begin, end in (entry["data_offsets"] for _, entry in self.entries))
+        return sum(info.nbytes for info in self.tensors)
 
 
 def fetch(
@@ -68,14 +66,11 @@ def fetch(
     names = set(listed)
     parts = []
     for name in sorted(homes | unlisted):
-        file, header, data = _header(hub, name)
+        file, header = _header(hub, name)
         names |= header.keys()
-        entries = sorted(
-            ((tensor, entry) for tensor, entry in header.items() if wanted(tensor)),
-            key=lambda item: item[1]["data_offsets"],
-        )
-        if entries:
-            parts.append(_Part(file, entries, data))
+        tensors = sorted((info for info in header.values() if wanted(info.name)), key=lambda info: info.offset)
+        if tensors:
+            parts.append(_Part(file, tensors))
     if not parts:
         raise HubError(f"{option} {where}: the repository has none of the tensors this recipe takes from it.")
     total = sum(part.nbytes for part in parts)
@@ -103,33 +98,17 @@ def _remember(directory: Path, commit: str) -> None:
     write_synced(directory / "commit.json", json.dumps({"commit": commit}).encode())
 
 
-def _header(hub: Hub, name: str) -> tuple[RemoteFile, dict[str, Any], int]:
-    """A file's tensors and where their data begins. Offsets are checked here, dtypes and shapes on reading back."""
+def _header(hub: Hub, name: str) -> tuple[RemoteFile, dict[str, TensorInfo]]:
     file = hub.stat(name)
-    where = f"{hub.repository}/{name}"
-    length = int.from_bytes(hub.read(file, 0, min(8, file.size)), "little")
-    data = 8 + length
-    if file.size < 8 or length > MAX_HEADER or data > file.size:
-        raise HubError(
-            f"{where} of {file.size:,} bytes is no whole safetensors file: it announces {length:,} of header."
-        )
-    try:
-        header = parse_json(hub.read(file, 8, data))
-        header.pop("__metadata__", None)
-        ends = [_offsets(entry) for entry in header.values()]
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise HubError(f"{where} has a header that cannot be read ({error}).") from None
-    if any(not 0 <= begin <= end <= file.size - data for begin, end in ends):
-        raise HubError(f"{where} is cut short: its header names bytes beyond its {file.size:,}.")
-    ends.sort()
-    if any(begin < before for (_, before), (begin, _) in pairwise(ends)):
-        raise HubError(f"{where} has a header whose tensors overlap; it is damaged.")
-    return file, header, data
 
+    def read(path: Path, start: int, length: int) -> bytes:
+        return hub.read(file, start, min(start + length, file.size))
 
-def _offsets(entry: Mapping[str, Any]) -> tuple[int, int]:
-    begin, end = entry["data_offsets"]
-    return int(begin), int(end)
+    header = scan_header(Path(name), read, file.size)
+    for problem in header.problems:
+        if problem.severity == "error":
+            raise HubError(f"{hub.repository}/{problem.message}")
+    return file, header.tensors
 
 
 def _fetch_part(hub: Hub, part: _Part, directory: Path) -> Iterable[int]:
@@ -161,7 +140,7 @@ def _fetch_part(hub: Hub, part: _Part, directory: Path) -> Iterable[int]:
                 yield len(data)
         finally:  # a hub that gives up leaves what it gave
             _record(local, progress, part, done)
-    read_header(unfinished)  # dtypes, shapes and lengths agree
+    read_header(unfinished)  # raises unless it is whole
     unfinished.rename(path)
 
 
@@ -189,21 +168,19 @@ def _wanted_bytes(hub: Hub, part: _Part, skip: int) -> Iterable[bytes]:
 def _requests(part: _Part) -> Iterable[tuple[int, int, list[tuple[int, int]]]]:
     """First byte, last byte and the wanted stretches between them, in places of the remote file."""
     spans: list[tuple[int, int]] = []
-    for _, entry in part.entries:
-        begin, end = (part.data + place for place in _offsets(entry))
-        if spans and begin - spans[-1][1] > GAP:
+    for info in part.tensors:
+        if spans and info.offset - spans[-1][1] > GAP:
             yield spans[0][0], spans[-1][1], spans
             spans = []
-        spans.append((begin, end))
+        spans.append((info.offset, info.end))
     yield spans[0][0], spans[-1][1], spans
 
 
 def _local_header(part: _Part) -> bytes:
     entries, end = {}, 0
-    for name, entry in part.entries:
-        begin, size = end, entry["data_offsets"][1] - entry["data_offsets"][0]
-        end += size
-        entries[name] = {**entry, "data_offsets": [begin, end]}
+    for info in part.tensors:
+        begin, end = end, end + info.nbytes
+        entries[info.name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text
 
