@@ -17,8 +17,7 @@ from benchmarks.plan.spark import Spark
 from benchmarks.plan.traces import DEPTHS, from_levels
 from stoker.speculate.combine import TRUST
 from stoker.speculate.depth.controller import DepthController
-from stoker.speculate.depth.cost import DraftCost, StepBytes
-from stoker.speculate.depth.reads import PER_TOKEN
+from stoker.speculate.depth.cost import PER_TOKEN, DraftCost, StepBytes
 from stoker.speculate.draft import Draft
 
 POSTPONE = 64  # tokens a drafter may fall behind while it is not asked, as in the engine

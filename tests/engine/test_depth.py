@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.backend import COUNT_EVERY, distinct_experts
+from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.cpu.experts import SparseMlp
@@ -14,7 +15,6 @@ from stoker.engine.request import AUTO
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.controller import DepthController
-from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter

@@ -3,12 +3,16 @@
 import pytest
 
 from benchmarks.plan import spark
+from stoker.backends.cpu.count import step_bytes
+from stoker.backends.cpu.drafting import CpuMtp
+from stoker.backends.cpu.load import load_model
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED
 from stoker.plan.catalog import find_model, find_scheme
 from stoker.plan.models import from_file
 from stoker.sizes.step import Draft, step_reads
 from stoker.sizes.weights import WeightBytes
+from stoker.weights.names import EMBEDDING, ROUTED
 
 
 def test_a_checkpoints_step_is_the_one_inspect_counts() -> None:
@@ -21,6 +25,21 @@ def test_a_checkpoints_step_is_the_one_inspect_counts() -> None:
     one_row = report.step.items["embedding"]
     assert plain.verify == pytest.approx(report.step.total - one_row, abs=2)
     assert reads.draft == pytest.approx(report.step.draft_bytes, abs=2)
+
+
+def test_the_depth_controller_is_told_the_same() -> None:
+    """Of the embedded model as it is loaded, packed for the CPU: the bytes of its files."""
+    model, found = load_model(EMBEDDED).model, inspect(EMBEDDED)
+    step, moe = step_bytes(model), model.config.moe
+    assert moe is not None
+    assert found.step is not None
+    assert (step.experts, step.top_k) == (moe.num_experts, moe.top_k)
+    assert step.fixed == sum(found.weights.fixed.values())
+    assert step.expert * moe.num_experts == found.weights.groups[ROUTED]
+    states = sum(size for name, size in found.step.items.items() if "state" in name)
+    row = found.step.items[EMBEDDING]
+    assert step.fixed + moe.top_k * step.expert == found.step.total - states - row
+    assert CpuMtp(model, 1, 1).cost.token == found.step.draft_bytes
 
 
 def test_the_simulated_spark_reads_the_same_bytes() -> None:

@@ -107,14 +107,14 @@ class TokenReads:
 
     @classmethod
     def of(cls, network: Network, weights: WeightBytes) -> Self:
-        chosen, experts = (network.top_k, network.experts) if network.experts else (1, 1)
-        items = {ROUTED: weights.groups.get(ROUTED, 0) * chosen // experts, **weights.fixed}
+        routed = weights.groups.get(ROUTED, 0) * network.top_k // network.experts if network.experts else 0
+        items = {ROUTED: routed, **weights.fixed}
         items = {group: size for group, size in items.items() if size}
         items[EMBEDDING] = weights.groups.get(EMBEDDING, 0) // network.vocab_size  # one row
         if network.delta and DELTANET in weights.groups:
             items["DeltaNet state"] = 2 * network.recurrent_bytes  # read and written
             items["DeltaNet conv state"] = 2 * network.conv_bytes()
-        draft = weights.mtp_fixed + weights.mtp_experts * chosen // experts
+        draft = weights.mtp_read(network.top_k, network.experts)
         return cls(items, int(network.kv_bytes_per_token(2)), draft + weights.head if draft else 0)
 
     @property

@@ -173,6 +173,14 @@ class WeightBytes:
         skip = (ROUTED, EMBEDDING, MTP, VISION, OTHER, HEAD)
         return {**{group: size for group, size in self.groups.items() if group not in skip}, HEAD: self.head}
 
+    def expert(self, experts: int) -> int:
+        """One of the routed experts, in every layer."""
+        return self.groups.get(ROUTED, 0) // experts if experts else 0
+
+    def mtp_read(self, top_k: int, experts: int) -> int:
+        """Of the MTP head, what one token reads: a few of its experts, and all else."""
+        return self.mtp_fixed + (self.mtp_experts * top_k // experts if experts else 0)
+
     @property
     def mtp_fixed(self) -> int:
         """Of the MTP head, what every draft reads whole."""

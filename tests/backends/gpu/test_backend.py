@@ -16,6 +16,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from stoker.backends.cpu.cache import KVPages
+from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
@@ -31,7 +32,6 @@ from stoker.engine.request import AUTO, Event, Finish
 from stoker.sampling.settings import Sampling
 from stoker.speculate.combine import FirstOf
 from stoker.speculate.depth.controller import DepthController
-from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter, DraftRequest

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.gpu.build import gpu_backend
 from stoker.engine.config import EngineConfig
@@ -14,7 +15,6 @@ from stoker.engine.engine import Engine
 from stoker.errors import CheckpointError, ConfigError, RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice
-from stoker.speculate.depth.reads import step_bytes
 from stoker.weights.model_config import ModelConfig
 from tests.backends.gpu import twins
 from tests.backends.gpu.test_step import model, quantize

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
-from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig

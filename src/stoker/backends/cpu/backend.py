@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.cache import Cache, KVPages
+from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import DraftNetwork
 from stoker.backends.cpu.experts import SparseMlp
@@ -18,7 +19,6 @@ from stoker.engine.config import EngineConfig
 from stoker.engine.step import Chunk, StepTokens, split_rows
 from stoker.sampling.sampler import choose
 from stoker.speculate.depth.cost import StepBytes
-from stoker.speculate.depth.reads import step_bytes
 
 COUNT_EVERY = 5  # steps: looking at what all layers chose takes a hundredth of one
 

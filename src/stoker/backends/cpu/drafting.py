@@ -13,14 +13,15 @@ from torch import Tensor
 
 from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import KVPages
+from stoker.backends.cpu.count import loaded_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.draft_head import DraftHead, HeadChoice
 from stoker.backends.cpu.postpone import Waiting
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.depth.reads import read_bytes
 from stoker.speculate.drafter import DraftRequest, draft_row
+from stoker.weights.names import MTP_PREFIX
 
 
 class DraftNetwork(Protocol):
@@ -95,7 +96,8 @@ class CpuMtp(_Network):
         # output of the network at the last observed position: the first draft comes from it
         self.last = weight.new_zeros(slots, config.hidden_size)
         # every draft reads head and layer: the layer's first pass is that of observing the newest tokens
-        layer, _ = read_bytes(self.network, config.moe, tokens=1)
+        weights, moe = loaded_bytes(self.network, MTP_PREFIX), config.moe
+        layer = weights.mtp_read(moe.top_k, moe.num_experts) if moe else weights.total
         self.cost = DraftCost(token=layer + self.head.nbytes)
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
@@ -161,8 +163,7 @@ class CpuDFlash(_Network):
             KVPages.allocate(pages, self.config.num_kv_heads, self.config.head_dim, weight.dtype, weight.device)
             for _ in self.config.layer_types
         ]
-        read, _ = read_bytes(network, None)
-        self.cost = DraftCost(block=read + self.head.nbytes)
+        self.cost = DraftCost(block=loaded_bytes(network).total + self.head.nbytes)
 
     def observe(self, batch: Batch, hidden: Tensor, taps: Tensor, following: Tensor) -> None:
         self._show(batch, taps, following)

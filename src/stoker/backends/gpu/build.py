@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.load import load_drafter
 from stoker.backends.cpu.low_bits import lower_all
@@ -14,7 +15,6 @@ from stoker.engine.config import EngineConfig
 from stoker.errors import ConfigError, RequestError
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
 from stoker.speculate.combine import combine
-from stoker.speculate.depth.reads import step_bytes
 from stoker.speculate.dflash import DFlashDrafter
 from stoker.speculate.drafter import Drafter
 from stoker.speculate.lookup import LookupDrafter

@@ -6,11 +6,15 @@ All plain Python on a handful of numbers, a few microseconds each. No torch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.sizes.weights import WeightBytes
+from stoker.weights.model_config import MoeConfig
+
 DECAY = 0.99  # weight of a measurement against the one after it: about the last hundred steps count
 STALL = 4.0  # times the expected seconds: a longer step was held up by something else and counts as this
 WARM_UP = 8.0  # measurements before one can be called a stall; until then a much faster one starts the fit anew
 TRUST_IN_BYTES = 0.003  # (noise of a measured step / doubt about the guess from bytes) squared
 REFIT = 4  # measurements after the warm-up between two fits: solving costs more than all else of a step
+PER_TOKEN = 0.003  # of the fixed bytes: activations, attention and arithmetic of one more token; soon measured
 LEAST_DOUBT = 0.05  # of a step: what a token adds beyond bytes is next to nothing on a GPU and a tenth on a CPU
 
 
@@ -31,6 +35,13 @@ class StepBytes:
     token: float = 0.0  # one more token: activations, logits, and arithmetic where that is not free
     experts: int = 0  # per layer; 0 for a dense model
     top_k: int = 0
+
+    @classmethod
+    def of(cls, weights: WeightBytes, moe: MoeConfig | None) -> "StepBytes":
+        """A verify step of the trunk: embedding rows are few, the MTP head is the drafter's."""
+        fixed = sum(weights.fixed.values())
+        experts, top_k = (moe.num_experts, moe.top_k) if moe else (0, 0)
+        return cls(fixed, weights.expert(experts), PER_TOKEN * fixed, experts, top_k)
 
 
 class LinearFit:
