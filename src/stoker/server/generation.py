@@ -161,7 +161,7 @@ class Generation:
         if event.finish:
             self._ended = True
             self._metrics.ended(event.finish, self.progress, event.stats or Stats())
-            _log(event.finish, event.stats or Stats())
+            _log_answer(event.finish, event.stats or Stats())
         return Delta(
             pieces,
             event.tokens,
@@ -222,7 +222,7 @@ async def merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, 
         pumping.cancel()
 
 
-def _log(finish: Finish, stats: Stats) -> None:
+def _log_answer(finish: Finish, stats: Stats) -> None:
     """Logs one line per answer."""
     rate = (stats.output_tokens - 1) / stats.decode_s if stats.decode_s else 0.0
     log.info(

@@ -36,10 +36,10 @@ class Guard:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self._origins = {origin.lower() for origin in config.cors_origins}
         # It answers preflight requests, which have no key, and adds its headers to every response.
-        self._checked: ASGIApp = self._check
+        self._handler: ASGIApp = self._handle
         if config.cors_origins:
-            self._checked = CORSMiddleware(
-                self._check,
+            self._handler = CORSMiddleware(
+                self._handle,
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
@@ -58,9 +58,9 @@ class Guard:
         except ApiError as error:
             await refuse(error, scope["path"], send)
         else:
-            await self._checked(scope, receive, send)
+            await self._handler(scope, receive, send)
 
-    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         body = _LimitedBody(receive, self._config)
 

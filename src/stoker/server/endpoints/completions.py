@@ -20,7 +20,7 @@ from stoker.server.generation import Delta, EngineRequest, merged
 from stoker.server.lifecycle.service import Service, Submission
 from stoker.server.output.pieces import Content
 from stoker.server.prepare.chat import MOST_LOGPROBS, engine_request
-from stoker.server.prepare.sampling import choice_samplings, choices_of
+from stoker.server.prepare.sampling import choice_count, choice_samplings
 from stoker.server.prepare.structured import answer_mask
 from stoker.server.schemas.completions import CompletionRequest
 from stoker.server.stream import DONE, data, respond
@@ -55,7 +55,7 @@ def completion_requests(service: Service, body: CompletionRequest) -> list[Engin
     for prompt in _prompts(service, body):
         echoed = body.logprobs if body.echo else None
         request = replace(engine_request(service, body, prompt, wanted, body.logprobs, echoed), parsed=False, mask=mask)
-        samplings = choice_samplings(request.sampling, choices_of(body))
+        samplings = choice_samplings(request.sampling, choice_count(body))
         requests += [replace(request, sampling=each) for each in samplings]
     return requests
 
@@ -165,7 +165,7 @@ class CompletionResponse:
 
     def _usage(self, stats: list[Stats]) -> dict[str, Any]:
         """Token counts, with each prompt counted once however many choices it has."""
-        firsts = stats[:: choices_of(self._body)]
+        firsts = stats[:: choice_count(self._body)]
         return usage(
             sum(each.prompt_tokens for each in firsts),
             0 if self._prompt_only else sum(each.output_tokens for each in stats),

@@ -7,7 +7,7 @@ import json
 from typing import Any, Literal
 
 from stoker.server.errors import ApiError
-from stoker.server.prepare.anthropic_tools import offered
+from stoker.server.prepare.anthropic_tools import function_tools
 from stoker.server.prepare.template import newest_message, part_text
 from stoker.server.schemas.chat import ChatMessage, ChatRequest, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 from stoker.server.schemas.common import Json, JsonSchemaFormat, ResponseFormat
@@ -52,7 +52,7 @@ def chat_request(body: CountTokensRequest, **settings: Any) -> ChatRequest:
     for index, message in enumerate(body.messages):
         where = f"messages[{index}]"
         messages += _chat_messages(message.role, message.content, where, index == newest, omitted)
-    tools = offered(body.tools, omitted)
+    tools = function_tools(body.tools, omitted)
     if "tool_choice" in settings:
         settings["tool_choice"] = _possible_choice(settings["tool_choice"], body, tools)
     options = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}

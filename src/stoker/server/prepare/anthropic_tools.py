@@ -57,7 +57,7 @@ CLIENT_TOOLS = {  # by the prefix of their type; a date follows
 }
 
 
-def offered(tools: list[AnthropicTool] | None, omitted: list[str]) -> list[Tool] | None:
+def function_tools(tools: list[AnthropicTool] | None, omitted: list[str]) -> list[Tool] | None:
     """The tools as functions. The types of those that cannot be offered are added to `omitted`."""
     if tools is None:
         return None

@@ -12,11 +12,11 @@ from stoker.server.lifecycle.service import Service
 from stoker.server.model import thinks_at_the_end
 from stoker.server.output.answer import CLOSE as THOUGHT_END
 from stoker.server.output.tags import OPEN
-from stoker.server.prepare.sampling import choice_samplings, choices_of, sampling_of
+from stoker.server.prepare.sampling import choice_count, choice_samplings, sampling_of
 from stoker.server.prepare.structured import answer_mask, call_mask, strict_mask
 from stoker.server.prepare.template import template_messages, template_tools, tool_schemas
 from stoker.server.schemas.chat import AllowedToolsChoice, ChatRequest, NamedTool
-from stoker.server.schemas.common import Sampled
+from stoker.server.schemas.common import SamplingBody
 
 MOST_LOGPROBS = 20
 MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may ask for
@@ -46,7 +46,7 @@ def chat_requests(service: Service, body: ChatRequest) -> list[EngineRequest]:
     if request.mask is None:
         request = replace(request, mask=answer_mask(model, body.response_format, body.structured_outputs, thinking))
     request = with_budget(service, request, body.thinking_token_budget)
-    return [replace(request, sampling=each) for each in choice_samplings(request.sampling, choices_of(body))]
+    return [replace(request, sampling=each) for each in choice_samplings(request.sampling, choice_count(body))]
 
 
 def with_budget(service: Service, request: EngineRequest, tokens: int | None) -> EngineRequest:
@@ -65,7 +65,7 @@ def with_budget(service: Service, request: EngineRequest, tokens: int | None) ->
 
 def engine_request(
     service: Service,
-    body: Sampled,
+    body: SamplingBody,
     prompt: list[int],
     wanted: int | None,
     logprobs: int | None = None,
@@ -80,7 +80,7 @@ def engine_request(
     return request
 
 
-def _prompt_logprobs(body: Sampled, tokens: int, echoed: int | None) -> int | None:
+def _prompt_logprobs(body: SamplingBody, tokens: int, echoed: int | None) -> int | None:
     asked, name = body.prompt_logprobs, "prompt_logprobs"
     if asked is not None and not 0 <= asked <= MOST_LOGPROBS:
         raise ApiError(400, f"{name} is {asked}, expected 0 to {MOST_LOGPROBS}.", param=name)

@@ -6,10 +6,10 @@ from typing import Any
 
 from stoker.server.errors import ApiError
 from stoker.server.output.custom import CUSTOM_INPUT
-from stoker.server.prepare.responses_tools import chosen, flat_name, offered
+from stoker.server.prepare.responses_tools import flat_name, function_tools, translated_choice
 from stoker.server.prepare.template import newest_message, text_of
 from stoker.server.schemas.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
-from stoker.server.schemas.common import Json, JsonSchemaFormat, ResponseFormat, Sampled
+from stoker.server.schemas.common import Json, JsonSchemaFormat, ResponseFormat, SamplingBody
 from stoker.server.schemas.responses import ResponsesRequest
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -32,13 +32,13 @@ def chat_request(body: ResponsesRequest, kept: Callable[[str], Json | None]) -> 
         raise ApiError(400, f"n is {body.n}; /v1/responses gives one answer.", param="n")
     omitted: list[str] = []
     chat = ChatRequest(
-        **{name: getattr(body, name) for name in Sampled.model_fields},
+        **{name: getattr(body, name) for name in SamplingBody.model_fields},
         messages=_messages(body, kept, omitted),
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs or None,
         top_logprobs=body.top_logprobs if body.wants_logprobs else None,
-        tools=offered(body.tools, omitted),
-        tool_choice=chosen(body.tool_choice, body.tools, omitted),
+        tools=function_tools(body.tools, omitted),
+        tool_choice=translated_choice(body.tool_choice, body.tools, omitted),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text),
         reasoning_effort=_effort(body),

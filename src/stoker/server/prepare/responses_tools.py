@@ -28,7 +28,7 @@ def namespaces(tools: list[Json] | None) -> dict[str, tuple[str, str]]:
     return found
 
 
-def offered(tools: list[Json] | None, omitted: list[str]) -> list[Tool] | None:
+def function_tools(tools: list[Json] | None, omitted: list[str]) -> list[Tool] | None:
     """The tools as functions. The types of those that cannot be offered are added to `omitted`."""
     if tools is None:
         return None
@@ -42,7 +42,7 @@ def offered(tools: list[Json] | None, omitted: list[str]) -> list[Tool] | None:
     return found
 
 
-def chosen(choice: str | Json | None, tools: list[Json] | None, omitted: list[str]) -> Any:
+def translated_choice(choice: str | Json | None, tools: list[Json] | None, omitted: list[str]) -> Any:
     """tool_choice of the chat request. A choice of a tool that was left out becomes auto."""
     if not isinstance(choice, dict):
         if choice not in (None, "none", "auto", "required"):

@@ -7,7 +7,7 @@ from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.server.errors import ApiError, api_error
 from stoker.server.model import SAMPLED, ServedModel
-from stoker.server.schemas.common import Sampled
+from stoker.server.schemas.common import SamplingBody
 
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 1024  # stop strings, and characters of one
@@ -18,7 +18,7 @@ UNSUPPORTED = {
 }
 
 
-def sampling_of(request: Sampled, model: ServedModel, max_tokens: int, logprobs: int | None = None) -> Sampling:
+def sampling_of(request: SamplingBody, model: ServedModel, max_tokens: int, logprobs: int | None = None) -> Sampling:
     """Raises ApiError 400 for invalid values. A request without a seed gets a random one."""
     refuse_unsupported(request)
     _check_sizes(request)
@@ -46,7 +46,7 @@ def sampling_of(request: Sampled, model: ServedModel, max_tokens: int, logprobs:
         raise api_error(error) from error
 
 
-def choices_of(request: Sampled) -> int:
+def choice_count(request: SamplingBody) -> int:
     count = 1 if request.n is None else request.n
     if not 1 <= count <= MOST_CHOICES:
         raise ApiError(400, f"n is {count}, expected 1 to {MOST_CHOICES}.", param="n")
@@ -61,7 +61,7 @@ def choice_samplings(sampling: Sampling, count: int) -> list[Sampling]:
     return [replace(sampling, seed=(sampling.seed + place + top) % (2 * top) - top) for place in range(count)]
 
 
-def refuse_unsupported(request: Sampled) -> None:
+def refuse_unsupported(request: SamplingBody) -> None:
     for name, reason in UNSUPPORTED.items():
         if getattr(request, name):
             raise ApiError(400, f"{name} was asked for, but {reason}.", param=name)
@@ -77,7 +77,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _check_sizes(request: Sampled) -> None:
+def _check_sizes(request: SamplingBody) -> None:
     """Limits lists that are read for every token."""
     for name in ("logit_bias", "stop_token_ids"):
         count = len(getattr(request, name) or ())

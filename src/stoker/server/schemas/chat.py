@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from stoker.server.output.custom import CUSTOM_INPUT
-from stoker.server.schemas.common import Json, Model, ResponseFormat, Sampled
+from stoker.server.schemas.common import Json, Model, ResponseFormat, SamplingBody
 
 
 class FunctionCall(Model):
@@ -85,7 +85,7 @@ class AllowedToolsChoice(Model):
     allowed_tools: AllowedTools
 
 
-class ChatRequest(Sampled):
+class ChatRequest(SamplingBody):
     messages: list[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

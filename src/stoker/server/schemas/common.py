@@ -104,7 +104,7 @@ class Body(Model):
         return body
 
 
-class Sampled(Body):
+class SamplingBody(Body):
     """Sampling parameters: OpenAI's and vLLM's extensions."""
 
     temperature: float | None = None

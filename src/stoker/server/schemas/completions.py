@@ -1,10 +1,10 @@
 """The bodies of POST /v1/completions, /tokenize and /detokenize."""
 
 from stoker.server.schemas.chat import ChatMessage, Tool
-from stoker.server.schemas.common import Json, Model, ResponseFormat, Sampled
+from stoker.server.schemas.common import Json, Model, ResponseFormat, SamplingBody
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(SamplingBody):
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = None
     logprobs: int | None = None

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import model_validator
 
 from stoker.server.errors import ApiError
-from stoker.server.schemas.common import Json, Sampled
+from stoker.server.schemas.common import Json, SamplingBody
 
 ELSEWHERE = {  # parameters of chat completions that have another name here
     "messages": "input",
@@ -17,7 +17,7 @@ ELSEWHERE = {  # parameters of chat completions that have another name here
 }
 
 
-class ResponsesRequest(Sampled):
+class ResponsesRequest(SamplingBody):
     """The sampling parameters beyond OpenAI's are those of chat completions."""
 
     input: str | list[Json]
