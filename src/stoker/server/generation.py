@@ -73,7 +73,6 @@ class Progress:
     """Counts of an answer so far."""
 
     tokens: int = 0
-    calls: int = 0
     arrived_at: float = field(default_factory=time.perf_counter)
     first_at: float | None = None
     last_at: float | None = None
