@@ -30,7 +30,7 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._values = (model_name, "0")
-        self._positions: list[tuple[Counter, Counter]] = []  # drafted and accepted at each place of a block
+        self._positions: list[tuple[Counter, Counter]] = []  # drafted and accepted, by position in a block
         self._depths: dict[int, Counter] = {}
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that began.")
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens made.")
@@ -38,7 +38,7 @@ class Metrics:
         self.cache_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.drafts = self._counter("vllm:spec_decode_num_drafts", "Steps of requests that verified drafts.")
         self.draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified.")
-        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.")
+        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         self.forced = self._counter("stoker:forced_tokens", "Tokens that a grammar left no choice about.")
         self.steps = self._counter("stoker:request_steps", "Decode steps, counted per request that took part.")
         self.restarts = self._counter("stoker:engine_restarts", "How often the engine was started again.")
@@ -52,7 +52,7 @@ class Metrics:
             "stoker:spec_decode_num_draft_tokens_per_pos", "Drafts verified.", names, registry=self.registry
         )
         self._accepted_at = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that were right.", names, registry=self.registry
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that were accepted.", names, registry=self.registry
         )
         names = (*LABELS, "depth")
         self._depth = Counter("stoker:step_depth", "Steps by number of drafts.", names, registry=self.registry)
@@ -102,9 +102,9 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _drafted(self, event: Event) -> None:
-        right = count_accepted(event.drafts, event.tokens)
+        accepted = count_accepted(event.drafts, event.tokens)
         if event.forced:
-            self.forced.inc(right)
+            self.forced.inc(accepted)
             return
         depth = len(event.drafts)
         if depth not in self._depths:
@@ -114,14 +114,14 @@ class Metrics:
             return
         self.drafts.inc()
         self.draft_tokens.inc(depth)
-        self.accepted.inc(right)
+        self.accepted.inc(accepted)
         while len(self._positions) < depth:
             labels = (*self._values, len(self._positions))
             self._positions.append((self._drafted_at.labels(*labels), self._accepted_at.labels(*labels)))
-        for place in range(depth):
-            self._positions[place][0].inc()
-            if place < right:
-                self._positions[place][1].inc()
+        for index in range(depth):
+            self._positions[index][0].inc()
+            if index < accepted:
+                self._positions[index][1].inc()
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, LABELS, registry=self.registry).labels(*self._values)

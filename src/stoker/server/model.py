@@ -190,11 +190,11 @@ def open_ended(messages: list[Message], render: Callable[[list[Message]], str]) 
         )
     if last.get("tool_calls"):
         raise ApiError(400, "A message with tool calls is complete and cannot be continued.", param="messages")
-    place = "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
-    before, found, _ = render([*messages[:-1], {**last, place: END_MARK}]).rpartition(END_MARK)
+    field = "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
+    before, found, _ = render([*messages[:-1], {**last, field: END_MARK}]).rpartition(END_MARK)
     if not found:
-        raise ApiError(400, f"The chat template leaves out the {place} of the last message, so it cannot be continued.")
-    said = str(last[place])
+        raise ApiError(400, f"The chat template leaves out the {field} of the last message, so it cannot be continued.")
+    said = str(last[field])
     if said.lstrip().startswith(OPEN):
         before = EMPTY_THOUGHT.sub("", before)
     return before + said

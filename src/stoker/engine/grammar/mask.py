@@ -97,13 +97,13 @@ class GrammarMask(RemoteMask):
         if text is None:
             free = self._grammar.opened_by is not None
             return None if free else _while_thinking(self._grammar.vocab_size, self._grammar.ends)
-        place = self._place(text)
-        if place is None:
+        index = self._index(text)
+        if index is None:
             self._wait(text)
-            place = 0
-        if place >= len(self._masks):
+            index = 0
+        if index >= len(self._masks):
             raise RequestError("the grammar has nothing to say behind this draft.")
-        return self._masks[place]
+        return self._masks[index]
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
         text = self._constrained_part(output)
@@ -190,7 +190,7 @@ class GrammarMask(RemoteMask):
                 return text, drafts[begun : begun + behind], count - 1
         return text, drafts[begun : begun + behind], len(drafts)
 
-    def _place(self, text: list[int]) -> int | None:
+    def _index(self, text: list[int]) -> int | None:
         """The number of drafts between the text of the latest answer and `text`; None if it was another text."""
         if self._text is None or self._text != text[: len(self._text)]:
             return None
@@ -245,7 +245,7 @@ def _common_prefix(one: list[int], other: list[int]) -> int:
     if other[: len(one)] == one:
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _unpacked(masks: bytes, count: int, vocab_size: int) -> list[Tensor]:

@@ -84,8 +84,8 @@ class CompletionResponse:
 
     async def whole(self) -> dict[str, Any]:
         deltas: list[list[Delta]] = [[] for _ in self._requests]
-        async for place, delta in self._deltas():
-            deltas[place].append(delta)
+        async for index, delta in self._deltas():
+            deltas[index].append(delta)
         stats = [found[-1].stats or Stats() for found in deltas]
         return {
             **self._head,
@@ -94,10 +94,10 @@ class CompletionResponse:
             "metrics": response_metrics(stats, self._service.choice.depth),
         }
 
-    def _choice(self, place: int, deltas: list[Delta]) -> dict[str, Any]:
-        echo = self._echo(place)
+    def _choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+        echo = self._echo(index)
         found: dict[str, Any] = {
-            "index": place,
+            "index": index,
             "text": echo + "".join(map(text_of, deltas)),
             "logprobs": None,
             "finish_reason": finish_reason(deltas[-1].finish, called=False),
@@ -105,12 +105,12 @@ class CompletionResponse:
         }
         if self._body.logprobs is not None:
             logprobs = [each for delta in deltas for each in delta.logprobs]
-            found["logprobs"] = self._logprobs(place, logprobs, deltas[0], len(echo))
+            found["logprobs"] = self._logprobs(index, logprobs, deltas[0], len(echo))
         if self._body.prompt_logprobs is not None:
             scored = deltas[0].prompt_logprobs
             found["prompt_logprobs"] = prompt_logprobs(scored, self._model, self._body.prompt_logprobs)
         if self._body.return_token_ids:
-            found["prompt_token_ids"] = self._requests[place].prompt
+            found["prompt_token_ids"] = self._requests[index].prompt
             found["token_ids"] = [token for delta in deltas for token in delta.tokens]
         return found
 
@@ -119,17 +119,17 @@ class CompletionResponse:
         with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
         ended: dict[int, Stats] = {}
         tokens, began = 0, [False] * len(self._requests)
-        offsets = [len(self._echo(place)) for place in range(len(self._requests))]
+        offsets = [len(self._echo(index)) for index in range(len(self._requests))]
         prompt = len(self._requests[0].prompt)
-        async for place, delta in self._deltas():
+        async for index, delta in self._deltas():
             tokens += len(delta.tokens)
-            text = ("" if began[place] else self._echo(place)) + text_of(delta)
+            text = ("" if began[index] else self._echo(index)) + text_of(delta)
             if delta.finish:
-                ended[place] = delta.stats or Stats()
+                ended[index] = delta.stats or Stats()
             elif not text and self._body.logprobs is None and not self._body.return_token_ids:
                 continue
-            entry = self._chunk_choice(place, text, delta, offsets, began[place])
-            began[place] = True
+            entry = self._chunk_choice(index, text, delta, offsets, began[index])
+            began[index] = True
             chunk: dict[str, Any] = {**self._head, "choices": [entry]}
             if counting:
                 chunk["usage"] = usage(prompt, tokens)
@@ -139,13 +139,13 @@ class CompletionResponse:
                 chunk["metrics"] = response_metrics(list(ended.values()), self._service.choice.depth)
             yield data(chunk)
         if with_usage:
-            stats = [ended[place] for place in sorted(ended)]
+            stats = [ended[index] for index in sorted(ended)]
             metrics = response_metrics(stats, self._service.choice.depth)
             yield data({**self._head, "choices": [], "usage": self._usage(stats), "metrics": metrics})
 
-    def _chunk_choice(self, place: int, text: str, delta: Delta, offsets: list[int], began: bool) -> dict[str, Any]:
+    def _chunk_choice(self, index: int, text: str, delta: Delta, offsets: list[int], began: bool) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "index": place,
+            "index": index,
             "text": text,
             "logprobs": None,
             "finish_reason": finish_reason(delta.finish, called=False) if delta.finish else None,
@@ -153,12 +153,12 @@ class CompletionResponse:
         if delta.finish:
             found["stop_reason"] = delta.stop
         if self._body.logprobs is not None:
-            found["logprobs"] = self._logprobs(place, delta.logprobs, None if began else delta, offsets[place])
-            offsets[place] += sum(len(self._model.token_text(each.token)) for each in delta.logprobs)
+            found["logprobs"] = self._logprobs(index, delta.logprobs, None if began else delta, offsets[index])
+            offsets[index] += sum(len(self._model.token_text(each.token)) for each in delta.logprobs)
         if self._body.return_token_ids:
             found["token_ids"] = list(delta.tokens)
             if not began:
-                found["prompt_token_ids"] = self._requests[place].prompt
+                found["prompt_token_ids"] = self._requests[index].prompt
         if self._body.return_drafts and delta.tokens:
             found["drafts"] = drafts_of(delta, self._model)
         return found
@@ -178,22 +178,22 @@ class CompletionResponse:
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """The deltas. With max_tokens 0 the single token that the engine computes is left out."""
-        async for place, delta in merged(self._submission.generations):
+        async for index, delta in merged(self._submission.generations):
             if self._prompt_only:
                 delta = delta._replace(pieces=[], tokens=(), logprobs=(), finish=Finish.LENGTH, stop=None)
-            yield place, delta
+            yield index, delta
 
-    def _logprobs(self, place: int, made: Sequence[TokenLogprob], first: Delta | None, offset: int) -> dict[str, Any]:
+    def _logprobs(self, index: int, made: Sequence[TokenLogprob], first: Delta | None, offset: int) -> dict[str, Any]:
         """Log-probabilities of tokens that begin at `offset`; with `first`, after those of an echoed prompt."""
         found = completion_logprobs(made, self._model, offset)
         if not self._body.echo or first is None:
             return found
         top = self._body.logprobs or 0
-        before = echoed_logprobs(self._requests[place].prompt, first.prompt_logprobs, self._model, top)
+        before = echoed_logprobs(self._requests[index].prompt, first.prompt_logprobs, self._model, top)
         return {name: before[name] + found[name] for name in found}
 
-    def _echo(self, place: int) -> str:
-        return self._model.decode(self._requests[place].prompt) if self._body.echo else ""
+    def _echo(self, index: int) -> str:
+        return self._model.decode(self._requests[index].prompt) if self._body.echo else ""
 
 
 def text_of(delta: Delta) -> str:

@@ -59,7 +59,7 @@ def prompt_logprobs(found: Sequence[TokenLogprob], model: ServedModel, top: int)
 
     shown: list[dict[str, Any] | None] = [None]
     for each in found:
-        likeliest = {str(token): entry(token, value, 1 + place) for place, (token, value) in enumerate(each.top[:top])}
+        likeliest = {str(token): entry(token, value, 1 + index) for index, (token, value) in enumerate(each.top[:top])}
         shown.append({**likeliest, str(each.token): entry(each.token, each.logprob, each.rank)})
     return shown
 

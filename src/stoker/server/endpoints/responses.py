@@ -163,8 +163,8 @@ class ResponsesResponse:
 
     def _events_of(self, change: Change, delta: Delta) -> Iterator[str]:
         block = change.block
-        place = {"item_id": self._item(block, "in_progress")["id"], "output_index": block.index}
-        part = {**place, "content_index": 0}
+        ids = {"item_id": self._item(block, "in_progress")["id"], "output_index": block.index}
+        part = {**ids, "content_index": 0}
         match change, block.kind:
             case Opened(), kind:
                 empty = Block(block.index, block.kind, block.name, "", block.id)
@@ -179,9 +179,9 @@ class ResponsesResponse:
             case Added(text=text), "reasoning":
                 yield self._event("response.reasoning_text.delta", **part, delta=text)
             case Added(text=text), "call" if block.name in self._custom:
-                yield self._event("response.custom_tool_call_input.delta", **place, delta=text)
+                yield self._event("response.custom_tool_call_input.delta", **ids, delta=text)
             case Added(text=text), "call":
-                yield self._event("response.function_call_arguments.delta", **place, delta=text)
+                yield self._event("response.function_call_arguments.delta", **ids, delta=text)
             case Closed(), kind:
                 if kind == "text":
                     whole = self._text_part(block.text)
@@ -190,10 +190,10 @@ class ResponsesResponse:
                 elif kind == "reasoning":
                     yield self._event("response.reasoning_text.done", **part, text=block.text)
                 elif block.name in self._custom:
-                    yield self._event("response.custom_tool_call_input.done", **place, input=block.text)
+                    yield self._event("response.custom_tool_call_input.done", **ids, input=block.text)
                 else:
                     yield self._event(
-                        "response.function_call_arguments.done", **place, name=block.name, arguments=block.text
+                        "response.function_call_arguments.done", **ids, name=block.name, arguments=block.text
                     )
                 item = self._item(block, "completed")
                 yield self._event("response.output_item.done", output_index=block.index, item=item)

@@ -80,13 +80,13 @@ class ValueEnds:
 
     def _search(self, text: str) -> re.Match[str] | None:
         pattern = _IN_JSON if self._nested and text.lstrip()[:1] in ("[", "{") else _IN_TEXT
-        place = self._from
-        while found := pattern.search(text, place):
+        position = self._from
+        while found := pattern.search(text, position):
             if found.lastgroup in ("half", "open"):
                 break
             if found.lastgroup == "end" and self._ends(text, found):
                 return found
-            place = found.end() if found.lastgroup == "string" else found.start() + 1
+            position = found.end() if found.lastgroup == "string" else found.start() + 1
         self._from = found.start() if found else len(text)
         return found
 
@@ -120,8 +120,8 @@ def next_tag(text: str, last: str, names: Collection[str] | None, thought: bool)
     opening tag if a parameter or its end follows. `names` is None if calls are not parsed. The end of a thought counts
     only if there was a thought (`thought`) and the tag is not quoted.
     """
-    place = 0
-    while found := _TAGS.search(text, place):
+    position = 0
+    while found := _TAGS.search(text, position):
         kind, start = found.lastgroup, found.start()
         before = text[start - 1] if start else last
         if kind == "open" and names is not None:
@@ -132,7 +132,7 @@ def next_tag(text: str, last: str, names: Collection[str] | None, thought: bool)
             return Tag(start, FUNCTION)
         if kind == "half" or (kind == "halfbare" and before == "\n"):
             return Tag(start, None)
-        place = start + 1
+        position = start + 1
     return Tag(len(text), None)
 
 

@@ -127,7 +127,7 @@ class ToolCallParser:
         return True
 
     def _function_name(self) -> bool:
-        end = next((place for place, letter in enumerate(self._held) if letter in "><\n"), len(self._held))
+        end = next((position for position, letter in enumerate(self._held) if letter in "><\n"), len(self._held))
         if end > LONGEST_NAME:
             self._not_a_call()
         elif end == len(self._held):

@@ -26,35 +26,35 @@ class Head:
 
 def call_head(text: str) -> Head | Incomplete | Malformed:
     """Parses a call up to its arguments, or all of it if they come before the name. `text` begins with {."""
-    place, name, arguments = 1, None, None
+    position, name, arguments = 1, None, None
     while True:
-        place = _after_space(text, place)
-        if place < len(text) and text[place] == ",":
-            place = _after_space(text, place + 1)
-        if place == len(text):
+        position = _after_space(text, position)
+        if position < len(text) and text[position] == ",":
+            position = _after_space(text, position + 1)
+        if position == len(text):
             return Incomplete()
-        if text[place] == "}":
-            return Head(name, place + 1, arguments or "{}") if name else Malformed()
-        key = _STRING.match(text, place)
+        if text[position] == "}":
+            return Head(name, position + 1, arguments or "{}") if name else Malformed()
+        key = _STRING.match(text, position)
         if key is None:
-            return Incomplete() if text[place] == '"' else Malformed()
-        place = _after_space(text, key.end())
-        if place == len(text):
+            return Incomplete() if text[position] == '"' else Malformed()
+        position = _after_space(text, key.end())
+        if position == len(text):
             return Incomplete()
-        if text[place] != ":":
+        if text[position] != ":":
             return Malformed()
-        place = _after_space(text, place + 1)
-        if place == len(text):
+        position = _after_space(text, position + 1)
+        if position == len(text):
             return Incomplete()
         member = key.group()[1:-1]
         wanted = member in ("arguments", "parameters")
-        if wanted and name and text[place] == "{":
-            return Head(name, place, None)
-        stop = _value_end(text, place)
+        if wanted and name and text[position] == "{":
+            return Head(name, position, None)
+        stop = _value_end(text, position)
         if stop is None:
             return Incomplete()
         try:
-            value = json.loads(text[place:stop])
+            value = json.loads(text[position:stop])
         except (ValueError, RecursionError):
             return Malformed()
         if member == "name":
@@ -62,22 +62,22 @@ def call_head(text: str) -> Head | Incomplete | Malformed:
                 return Malformed()
             name = value
         elif wanted:
-            arguments = value if isinstance(value, str) else text[place:stop]  # some models write JSON in a string
-        place = stop
+            arguments = value if isinstance(value, str) else text[position:stop]  # some models write JSON in a string
+        position = stop
 
 
-def _value_end(text: str, place: int) -> int | None:
-    """Where the value at `place` ends, valid or not; None if it may continue."""
-    if text[place] in "{[":
-        length = ObjectEnd().find(text[place:])
-        return None if length is None else place + length
-    found = (_STRING if text[place] == '"' else _SCALAR).match(text, place)
-    return found.end() if found and (text[place] == '"' or found.end() < len(text)) else None
+def _value_end(text: str, position: int) -> int | None:
+    """Where the value at `position` ends, valid or not; None if it may continue."""
+    if text[position] in "{[":
+        length = ObjectEnd().find(text[position:])
+        return None if length is None else position + length
+    found = (_STRING if text[position] == '"' else _SCALAR).match(text, position)
+    return found.end() if found and (text[position] == '"' or found.end() < len(text)) else None
 
 
-def _after_space(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    return found.end() if found else place
+def _after_space(text: str, position: int) -> int:
+    found = _SPACE.match(text, position)
+    return found.end() if found else position
 
 
 class ObjectEnd:
@@ -90,7 +90,7 @@ class ObjectEnd:
 
     def find(self, text: str) -> int | None:
         """Where the object ends in this piece, or None. A tag outside strings ends it too."""
-        for place, letter in enumerate(text):
+        for position, letter in enumerate(text):
             if self._inside:
                 if self._escaped:
                     self._escaped = False
@@ -105,7 +105,7 @@ class ObjectEnd:
             elif letter in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    return place + 1
+                    return position + 1
             elif letter == "<":
-                return place
+                return position
         return None

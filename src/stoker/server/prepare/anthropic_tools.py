@@ -62,7 +62,7 @@ def function_tools(tools: list[AnthropicTool] | None, omitted: list[str]) -> lis
     if tools is None:
         return None
     found = []
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             known = next((known for kind, known in CLIENT_TOOLS.items() if tool.type.startswith(kind)), None)
             if known is None or tool.name is None:
@@ -70,7 +70,7 @@ def function_tools(tools: list[AnthropicTool] | None, omitted: list[str]) -> lis
             else:
                 found.append(Tool(function=known.model_copy(update={"name": tool.name})))
         elif tool.name is None:
-            raise ApiError(400, f"tools[{place}] has no name.", param="tools")
+            raise ApiError(400, f"tools[{index}] has no name.", param="tools")
         else:
             function = Function(
                 name=tool.name, description=tool.description, parameters=tool.input_schema or {}, strict=tool.strict

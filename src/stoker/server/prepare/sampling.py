@@ -58,7 +58,7 @@ def choice_count(request: SamplingBody) -> int:
 def choice_samplings(sampling: Sampling, count: int) -> list[Sampling]:
     """The settings of each choice, which differ in the seed only."""
     top = 1 << 63
-    return [replace(sampling, seed=(sampling.seed + place + top) % (2 * top) - top) for place in range(count)]
+    return [replace(sampling, seed=(sampling.seed + index + top) % (2 * top) - top) for index in range(count)]
 
 
 def refuse_unsupported(request: SamplingBody) -> None:

@@ -135,16 +135,16 @@ def whole_pattern(pattern: Any) -> str:
     """A JSON schema pattern, which may match anywhere in a string, as a pattern for the whole string."""
     if not isinstance(pattern, str):
         raise Unenforceable("pattern is not a string")
-    parts, depth, inside, place = [""], 0, False, 0
-    while place < len(pattern):
-        letter = pattern[place]
+    parts, depth, inside, position = [""], 0, False, 0
+    while position < len(pattern):
+        letter = pattern[position]
         if letter == "\\":
-            taken = pattern[place : place + 2]
+            taken = pattern[position : position + 2]
             if taken[1:] in ("b", "B", *"123456789k") and not inside:
                 raise Unenforceable(f"pattern {pattern[:100]!r} has {taken}, which cannot be enforced")
             ascii_only = {"\\d": "0-9", "\\w": "A-Za-z0-9_"}.get(taken)
             parts[-1] += taken if ascii_only is None else ascii_only if inside else f"[{ascii_only}]"
-            place += 2
+            position += 2
             continue
         if inside:
             inside = letter != "]"
@@ -153,7 +153,7 @@ def whole_pattern(pattern: Any) -> str:
             parts.append("")
         elif letter == "^" and not depth and not parts[-1]:
             parts[-1] = "^"
-        elif letter == "$" and not depth and pattern[place + 1 : place + 2] in ("", "|"):
+        elif letter == "$" and not depth and pattern[position + 1 : position + 2] in ("", "|"):
             parts[-1] += "$"
         elif letter in "^$":
             raise Unenforceable(f"pattern {pattern[:100]!r} has {letter} in its middle, which cannot be enforced")
@@ -161,10 +161,10 @@ def whole_pattern(pattern: Any) -> str:
             inside = letter == "["
             depth += {"(": 1, ")": -1}.get(letter, 0)
             parts[-1] += letter
-            if inside and pattern[place + 1 : place + 2] == "^":
+            if inside and pattern[position + 1 : position + 2] == "^":
                 parts[-1] += "^"
-                place += 1
-        place += 1
+                position += 1
+        position += 1
     return "|".join(_anchored(part) for part in parts)
 
 
@@ -187,7 +187,7 @@ def _any(parts: list[str | None]) -> str | None:
 
 
 def _one(parts: list[str | None]) -> str | None:
-    others = [_not(_any(parts[:place] + parts[place + 1 :])) for place in range(len(parts))]
+    others = [_not(_any(parts[:position] + parts[position + 1 :])) for position in range(len(parts))]
     return _any([_all([part, other]) for part, other in zip(parts, others, strict=True)])
 
 

@@ -102,11 +102,11 @@ def _tool_mask(schemas: Mapping[str, Any], mask: Callable[[Mapping[str, Any]], M
 
 def _calls(model: ServedModel, schemas: Mapping[str, Any]) -> list[str]:
     """Grammar rules for `call`: what stands between the tags."""
-    lines = [*COMMON_RULES, "call: " + " | ".join(f"call_{place}" for place in range(len(schemas)))]
-    for place, (name, schema) in enumerate(schemas.items()):
+    lines = [*COMMON_RULES, "call: " + " | ".join(f"call_{index}" for index in range(len(schemas)))]
+    for index, (name, schema) in enumerate(schemas.items()):
         form = json_call if model.calls_in_json else xml_call
         try:
-            lines += form(f"call_{place}", name, standard(schema), _json_rule)
+            lines += form(f"call_{index}", name, standard(schema), _json_rule)
         except (Unenforceable, TypeError, AttributeError, RecursionError) as error:
             reason = str(error) if isinstance(error, Unenforceable) else "its schema is malformed or nested too deeply"
             raise ApiError(

@@ -29,10 +29,10 @@ def template_messages(
         raise ApiError(400, f"messages has {len(messages):,} entries, and at most {most:,} are taken (--max-messages).")
     found: list[dict[str, Any]] = []
     newest = newest_message([message.role for message in messages])
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-        refused = place == newest and role != "tool"
-        text = text_of(message.content, f"messages[{place}]", None if refused else omitted)
+        refused = index == newest and role != "tool"
+        text = text_of(message.content, f"messages[{index}]", None if refused else omitted)
         if role == "system" and found and all(entry["role"] == "system" for entry in found):
             found[-1]["content"] += "\n\n" + text  # templates accept one system message
             continue
@@ -48,7 +48,7 @@ def template_messages(
                         "id": call.id or "",
                         "function": {
                             "name": call.function.name,
-                            "arguments": _arguments(call.function.arguments, f"messages[{place}]"),
+                            "arguments": _arguments(call.function.arguments, f"messages[{index}]"),
                         },
                     }
                     for call in message.tool_calls
@@ -61,7 +61,7 @@ def template_messages(
 
 def newest_message(roles: Sequence[str]) -> int:
     """The index of the last message that is not an instruction, or -1."""
-    return max((place for place, role in enumerate(roles) if role not in ("system", "developer")), default=-1)
+    return max((index for index, role in enumerate(roles) if role not in ("system", "developer")), default=-1)
 
 
 def text_of(content: str | list[dict[str, Any]] | None, where: str, omitted: list[str] | None = None) -> str:
@@ -71,7 +71,7 @@ def text_of(content: str | list[dict[str, Any]] | None, where: str, omitted: lis
     if isinstance(content, str):
         check_text(content, where)
         return content
-    return "".join(part_text(part, f"{where}.content[{place}]", omitted) for place, part in enumerate(content))
+    return "".join(part_text(part, f"{where}.content[{index}]", omitted) for index, part in enumerate(content))
 
 
 def part_text(part: dict[str, Any], where: str, omitted: list[str] | None = None) -> str:

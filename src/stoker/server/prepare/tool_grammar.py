@@ -75,7 +75,7 @@ def xml_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str
     lines, bodies = [], []
     for number, shape in enumerate(_shapes(root, root, 0)):
         parts = []
-        for place, key in enumerate(shape.names()):
+        for index, key in enumerate(shape.names()):
             conditions = shape.conditions(key)
             if False in conditions:
                 if key in shape.required:
@@ -85,7 +85,7 @@ def xml_call(rule: str, name: str, schema: Any, json_rule: JsonRule) -> list[str
                 continue
             if not key or re.search(r"[<>\n]", key) or key != key.strip():
                 raise Unenforceable(f"the parameter {key[:100]!r} cannot be written in a call")
-            part = f"{rule}_{number}_{place}"
+            part = f"{rule}_{number}_{index}"
             value = _value(part, conditions, parameter_types(root, key), root, texts, json_rule)
             head = literal(f"<parameter={key}>\n")
             lines += [f"{part}: {head} {value[0]}", *value[1:]]
@@ -269,17 +269,17 @@ def _free(rule: str, shape: _Shape, root: Any, texts: TextRules, json_rule: Json
     named = f"{name} & ~({listed})" if listed else name
     choices, lines = [], []
     held = [regex(whole_pattern(pattern)) for pattern in patterns]
-    for place, condition in enumerate(patterns.values()):
+    for index, condition in enumerate(patterns.values()):
         if condition is not False:
-            apart = "".join(f" & ~{other}" for other in held if other != held[place])
-            choices.append((f"{named} & {held[place]}{apart}", [condition]))
+            apart = "".join(f" & ~{other}" for other in held if other != held[index])
+            choices.append((f"{named} & {held[index]}{apart}", [condition]))
     if described and False not in others:
         choices.append((named + "".join(f" & ~{other}" for other in held), others))
-    for place, (names, conditions) in enumerate(choices):
-        part = f"{rule}_{place}"
+    for index, (names, conditions) in enumerate(choices):
+        part = f"{rule}_{index}"
         value = _value(part, conditions, types, root, texts, json_rule)
         lines += [f"{part.upper()}_N: {names}", f'{part}: "<parameter=" {part.upper()}_N ">\\n" {value[0]}', *value[1:]]
-    return [f"{rule}: {' | '.join(f'{rule}_{place}' for place in range(len(choices)))}", *lines] if choices else []
+    return [f"{rule}: {' | '.join(f'{rule}_{index}' for index in range(len(choices)))}", *lines] if choices else []
 
 
 def _patterns(schema: Mapping[str, Any]) -> Mapping[str, Any]:
