@@ -6,8 +6,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from benchmarks.gpu import accept_kernels
 from stoker.backends.gpu.kernels import (
-    accept,
     attention,
     attention_join,
     deltanet,
@@ -261,6 +261,6 @@ def _rows(shape: Shape) -> list[Variant]:
             "best", rows.best_kernel,
             {"COUNT": 15520, "VOCAB": 248320, "BLOCK": rows.BEST_BLOCK, "num_warps": 16, **PLAIN}, TYPES,
         ),
-        Variant("accept", accept.accept_kernel, {**block, "ASSUMED": False}, {"last_ptr": "*i64"}),
-        Variant("advance", accept.advance_kernel, {**block, "DRAFTS": True}, {}),
+        Variant("accept", accept_kernels.accept_kernel, {**block, "ASSUMED": False}, {"last_ptr": "*i64"}),
+        Variant("advance", accept_kernels.advance_kernel, {**block, "DRAFTS": True}, {}),
     ]  # fmt: skip

@@ -21,10 +21,6 @@ def test_a_block_after_a_long_context_matches_the_network(interpreter) -> None:
     interpreter(check_block)
 
 
-def test_depths_a_block_has_no_room_for_are_refused(interpreter) -> None:
-    interpreter(check_depth)
-
-
 def config() -> DFlashConfig:
     """One layer that sees the last 40 keys and its block up to itself, one that sees all of both."""
     return DFlashConfig(
@@ -113,16 +109,3 @@ def _compare(found: Tensor, expected: Tensor, tokens: Tensor, sure: Tensor) -> N
             assert int(tokens[row]) == int(expected[row].argmax()), row
     assert torch.equal(tokens.long(), found.argmax(-1))
     assert torch.allclose(sure, found.softmax(-1).amax(-1))
-
-
-def check_depth() -> None:
-    from stoker.backends.gpu.dflash import DFlashDraft, pack_dflash
-    from stoker.backends.gpu.state import Bucket, GpuCache
-    from stoker.backends.gpu.step import Step
-    from stoker.backends.gpu.weights import pack_decoder
-
-    decoder = model()
-    cache = GpuCache.allocate(decoder.config, pages=4, slots=1, window=5, device="cpu")
-    step = Step(decoder.config, pack_decoder(decoder, 64), cache, Bucket(1, 5, 1), taps=(0, 1))
-    with pytest.raises(ValueError, match="a block of 4 drafts 1 to 3 tokens, not 4"):
-        DFlashDraft(step, config(), pack_dflash(network(), 64), 4, 4)

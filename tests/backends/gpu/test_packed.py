@@ -11,13 +11,19 @@ from stoker.backends.gpu.packed import (
     join_rows,
     pack_bf16,
     pack_fp8,
-    pack_int4_codes,
+    pack_int4,
     pack_int8,
     pack_nvfp4,
 )
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4
+
+
+def pack_int4_codes(codes: torch.Tensor, scales: torch.Tensor) -> PackedWeight:
+    """codes [.., out, in] in 0..15, zero point 8; scales [.., in/128, out] fp16."""
+    nibbles = codes.long().transpose(-1, -2).unflatten(-2, (-1, 8))  # [.., in/8, 8, out]
+    return pack_int4((nibbles << 4 * torch.arange(8)[:, None]).sum(-2).int(), scales)
 
 
 def packed(kind: Kind, *shape: int) -> tuple[PackedWeight, torch.Tensor]:
@@ -97,3 +103,42 @@ def test_bytes_are_counted_once() -> None:
 def test_packing_names_what_is_wrong(call, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+def on_disk(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random qweight and scales of a weight [.., out, in]."""
+    *lead, out, inputs = shape
+    qweight = torch.randint(-(2**31), 2**31, (*lead, inputs // 8, out), dtype=torch.int64).int()
+    return qweight, (torch.randn(*lead, inputs // 128, out) * 0.02).half()
+
+
+@pytest.mark.parametrize("shape", [(40, 384), (64, 1024), (32, 128), (3, 24, 256)])
+def test_int4_is_packed_from_the_layout_on_disk(shape: tuple[int, ...]) -> None:
+    qweight, scales = on_disk(*shape)
+    packed = pack_int4(qweight, scales)
+    i = torch.arange(shape[-1])
+    nibbles = qweight[..., i // 8, :] >> 4 * (i % 8)[:, None] & 0xF  # [.., in, out]
+    expected = (scales[..., i // 128, :].float() * (nibbles - 8)).transpose(-1, -2)
+    assert torch.equal(packed.dequantize(), expected)
+    assert packed.rows % 32 == 0
+    assert (packed.out_features, packed.in_features) == shape[-2:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda q, s: (q.long(), s),
+            "qweight must be torch.int32 with 2 or more dimensions, found torch.int64 [32, 64].",
+        ),
+        (
+            lambda q, s: (q, s.float()),
+            "scales must be torch.float16 with 2 or more dimensions, found torch.float32 [2, 64].",
+        ),
+        (lambda q, s: (q[:24], s), "qweight has 24 words of 8 inputs: 192 inputs are no multiple of 128."),
+        (lambda q, s: (q, s[:1]), "scales must be [2, 64] for a qweight of [32, 64], found [1, 64]."),
+    ],
+)
+def test_packing_int4_names_what_is_wrong(change, message) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pack_int4(*change(*on_disk(64, 256)))

@@ -1,4 +1,4 @@
-"""The GPU step in Triton's interpreter, against the model that the CPU runs, and what it accepts."""
+"""The GPU step in Triton's interpreter, against the model that the CPU runs."""
 
 from typing import Any
 
@@ -22,10 +22,6 @@ pytest.importorskip("triton")
 
 def test_steps_with_a_rejected_draft_match_the_model(interpreter) -> None:
     interpreter(check_logits)
-
-
-def test_agreeing_drafts_are_kept_and_the_next_step_starts_behind_them(interpreter) -> None:
-    interpreter(check_accept)
 
 
 def test_the_host_reads_how_many_experts_a_layer_had(interpreter) -> None:
@@ -104,37 +100,6 @@ def check_logits() -> None:
     for row in range(3):
         # the interpreter rounds bf16 towards zero; a missing norm, gate or token is ten times as far off
         assert float((found[row] - expected[row]).norm() / expected[row].norm()) < 0.06, row
-
-
-def check_accept() -> None:
-    from stoker.backends.gpu.accept import Accepted, accept, advance
-    from stoker.backends.gpu.state import Bucket, GpuCache
-    from stoker.backends.gpu.step import Step
-    from stoker.backends.gpu.weights import pack_decoder
-
-    decoder = model()
-    cache = GpuCache.allocate(decoder.config, pages=8, slots=2, window=3, device="cpu")
-    step = Step(decoder.config, pack_decoder(decoder, 64), cache, Bucket(2, 3, 1))
-    step.inputs.token_ids.copy_(torch.tensor([7, 8, 9, 1, 2, 3]))  # newest, draft, draft of each
-    step.buffers.tokens.copy_(torch.tensor([8, 5, 6, 2, 3, 4]))  # the first draft agrees; both agree
-    step.inputs.sequences.cached.copy_(torch.tensor([10, 20]))
-    accepted = Accepted.allocate(step)
-    accept(step, accepted)
-    assert accepted.counts.tolist() == [2, 3]
-    assert accepted.tokens.tolist() == [[8, 5, 6], [2, 3, 4]]
-    assert accepted.last_rows.tolist() == [1, 5]
-    advance(step, accepted, torch.tensor([[30, 31], [40, 41]], dtype=torch.int32))
-    assert step.inputs.token_ids.tolist() == [5, 30, 31, 4, 40, 41]
-    assert step.inputs.sequences.cached.tolist() == [12, 23]
-    assert step.inputs.sequences.replay.tolist() == [2, 3]
-    accept(step, accepted, torch.tensor([1, 2], dtype=torch.int32))
-    assert accepted.counts.tolist() == [1, 2], "assumed acceptance is taken as it is"
-    assert accepted.last_rows.tolist() == [0, 4]
-    drafts = torch.tensor([[60, 70], [61, 71]], dtype=torch.int32).t()  # as a MTP head leaves them: depth first
-    advance(step, accepted, drafts)
-    assert step.inputs.token_ids.tolist() == [8, 60, 61, 3, 70, 71]
-    with pytest.raises(ValueError, match=r"drafts must be \[2, 2\] int32, found \[2, 1\]"):
-        advance(step, accepted, drafts[:, :1])
 
 
 def check_counts() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from stoker.backends.cpu.ops.attention import SPLIT
-from stoker.backends.gpu.int4 import MAX_TOKENS
+from stoker.backends.gpu.kernels.launch import MAX_TOKENS
 from stoker.backends.gpu.state import Bucket
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of several sequences; a single one has a bucket for every number

@@ -13,16 +13,14 @@ from torch import Tensor
 from stoker.backends.cpu.dflash import DFlash, DFlashLayer
 from stoker.backends.cpu.ops.rope import rope_table
 from stoker.backends.family import PAGE_SIZE
-from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.attention import AttentionWeights, Heads, Pages, Partials, Sight, attention
 from stoker.backends.gpu.kernels.drafter import ContextPages, ContextWeights, remember, swiglu
 from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.kernels.linear import Best, Norm, Stream, linear
 from stoker.backends.gpu.kernels.rows import begin, best_tokens
 from stoker.backends.gpu.mtp import confidence
-from stoker.backends.gpu.packed import PackedWeight
+from stoker.backends.gpu.packed import UNIT, PackedWeight
 from stoker.backends.gpu.state import Bucket, StepInputs, cut_partials
-from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import StepWeights, pack, scale_of
 from stoker.weights.dflash_config import SLIDING, DFlashConfig
 
@@ -256,36 +254,6 @@ class DFlashPropose:
         stream = Stream(own.x, next_norm, own.scaled)
         linear(x, weight, stream, own.workspace, None, pdl)
         begin(stream, own.squares, None, None, pdl)
-
-
-class DFlashDraft:
-    """`depth` drafts after each step of one batch that stays the same; `drafts` [B, depth] int32."""
-
-    def __init__(self, step: Step, config: DFlashConfig, weights: DFlashWeights, pages: int, depth: int) -> None:
-        if not 1 <= depth < config.block_size:
-            raise ValueError(f"a block of {config.block_size} drafts 1 to {config.block_size - 1} tokens, not {depth}")
-        drafter = DFlashNetwork(config, weights, step.weights, pages, step.pdl)
-        bucket = Bucket(step.bucket.sequences, depth + 1, step.bucket.splits)
-        self._step, self._observe, self._propose = (
-            step,
-            DFlashObserve(drafter, step.features, step.inputs),
-            DFlashPropose(drafter, bucket),
-        )
-        self._propose.inputs.token_ids.fill_(config.mask_token_id)
-
-    @property
-    def drafts(self) -> Tensor:
-        return self._propose.tokens[:, 1:]
-
-    def draft(self, last_rows: Tensor) -> None:
-        """`last_rows` [B] int64: each sequence's last accepted row of the step just made."""
-        step, inputs = self._step, self._propose.inputs
-        self._observe.run()
-        inputs.tables.copy_(step.inputs.tables)
-        inputs.token_ids.view(-1, self._propose.bucket.rows)[:, 0].copy_(step.buffers.tokens.index_select(0, last_rows))
-        place = last_rows.remainder(step.bucket.rows).int() + 1
-        torch.add(step.inputs.sequences.cached, place, out=inputs.sequences.cached)
-        self._propose.run()
 
 
 def _workspace(tokens: int, rows: int, device: torch.device) -> Workspace:

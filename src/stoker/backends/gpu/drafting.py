@@ -13,7 +13,7 @@ from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import ROWS, fitting, sequence_counts, smallest, split_counts
 from stoker.backends.gpu.dflash import BlockBuffers, DFlashNetwork, DFlashPropose, DFlashWeights
 from stoker.backends.gpu.graphs import Download, Recorder, Upload
-from stoker.backends.gpu.int4 import MAX_TOKENS
+from stoker.backends.gpu.kernels.launch import MAX_TOKENS
 from stoker.backends.gpu.mtp import Mtp, MtpPropose, mtp_bytes
 from stoker.backends.gpu.state import Bucket, StepBuffers, StepInputs
 from stoker.backends.gpu.weights import StepWeights

@@ -118,41 +118,6 @@ class MtpPropose:
             self.sure.index_copy_(0, self._place, confidence(own.best.values, own.best.logits)[None])
 
 
-class MtpDraft:
-    """`depth` drafts after each step of one batch that stays the same; `drafts` [B, depth] int32."""
-
-    def __init__(self, step: Step, pages: int, depth: int) -> None:
-        if depth < 1:
-            raise ValueError(f"a draft has one or more tokens, not {depth}")
-        bucket, device = step.bucket, step.weights.embedding.device
-        mtp = Mtp(step.config, step.weights, pages, bucket.sequences, step.pdl)
-        one = Bucket(bucket.sequences, 1, bucket.splits)
-        self._step, self._observe = step, MtpObserve(mtp, step)
-        buffers = StepBuffers.allocate(step.config, one, 1, device)
-        self._propose = MtpPropose(mtp, one, depth, buffers=buffers)
-        order = torch.arange(bucket.sequences, device=device)
-        self._observe.slots.copy_(order)
-        self._propose.inputs.sequences.slots.copy_(order)
-        self._propose.depths.fill_(depth)
-
-    @property
-    def drafts(self) -> Tensor:
-        return self._propose.tokens.t()
-
-    def draft(self, last_rows: Tensor) -> None:
-        """`last_rows` [B] int64: each sequence's last accepted row of the step just made."""
-        step, propose = self._step, self._propose
-        self._observe.following.copy_(step.buffers.tokens)
-        self._observe.last_rows.copy_(last_rows)
-        self._observe.run()
-        propose.inputs.tables.copy_(step.inputs.tables)
-        place = last_rows.remainder(step.bucket.rows).int()
-        torch.add(step.inputs.sequences.cached, place, out=propose.inputs.sequences.cached)
-        propose.first()
-        for _ in range(1, propose.depth):
-            propose.next()
-
-
 def confidence(values: Tensor, logits: Tensor) -> Tensor:
     """Probability [T] of the best token, from the largest logit of every 16 rows and all logits."""
     return (values.amax(1) - logits.logsumexp(1)).exp()

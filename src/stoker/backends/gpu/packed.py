@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stoker.backends.gpu.int4 import GROUP, ROW_PADDING, UNIT, ZERO_POINT, PackedInt4
-
+GROUP = 128  # inputs that share a scale
+UNIT = 16  # output rows of one matrix-instruction operand
+ROW_PADDING = 32  # programs take one or two units
 QUARTER = 32
+ZERO_POINT = 8  # of INT4
 NVFP4_GROUP = 16
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0..7; bit 3 is the sign
 
@@ -80,10 +82,38 @@ class PackedWeight:
         return values.flatten(-2).flatten(-3, -2)[..., : self.out_features, :].to(dtype)
 
 
-def from_int4(weight: PackedInt4) -> PackedWeight:
-    """The same tensors."""
-    packed = weight.packed.unsqueeze(-3)
-    return PackedWeight(Kind.INT4, packed, weight.scales, weight.scales, weight.out_features)
+def pack_int4(qweight: Tensor, scales: Tensor) -> PackedWeight:
+    """Symmetric INT4, w[o, i] = scales[i // 128, o] * (nibble - 8), from the layout on disk: qweight [.., in/8, out]
+    int32, scales [.., in/128, out] fp16.
+
+    Nibble j of word r is input 8r + j, the lowest first. Join fused layers along `out` before packing. The four nibbles
+    of a packed word p are inputs p, 32 + p, 64 + p and 96 + p, lowest first: one mask turns two words, which lie side
+    by side in a register, into the operand pair (p, p + 1) of a matrix instruction.
+    """
+    _expect("qweight", qweight, torch.int32)
+    _expect("scales", scales, torch.float16)
+    *lead, words, out = qweight.shape
+    if words * 8 % GROUP or words == 0:
+        raise ValueError(f"qweight has {words} words of 8 inputs: {words * 8} inputs are no multiple of {GROUP}.")
+    groups = words * 8 // GROUP
+    if tuple(scales.shape) != (*lead, groups, out):
+        raise ValueError(
+            f"scales must be {[*lead, groups, out]} for a qweight of {list(qweight.shape)}, found {list(scales.shape)}."
+        )
+    quarters = qweight.unflatten(-2, (groups, 4, 4))  # [.., G, j, c, out]: inputs 32j + 8c + nibble
+    by_nibble = []
+    for i in range(8):
+        word = quarters[..., 0, :, :] >> 4 * i & 0xF
+        for j in range(1, 4):
+            word = word | (quarters[..., j, :, :] >> 4 * i & 0xF) << 4 * j
+        by_nibble.append(word.to(torch.int16))  # keeps the low 16 bits
+    packed = torch.stack(by_nibble, dim=-2).flatten(-3, -2)  # [.., G, 32, out]
+    extra = -out % ROW_PADDING
+    packed = pad(packed, (0, extra)).unflatten(-1, (-1, UNIT))  # [.., G, 32, U, 16]
+    dims = list(range(len(lead)))
+    g, p, u, m = range(len(lead), len(lead) + 4)
+    scales = pad(scales, (0, extra)).contiguous()
+    return PackedWeight(Kind.INT4, packed.permute(*dims, u, g, m, p).unsqueeze(-3).contiguous(), scales, scales, out)
 
 
 def pack_bf16(weight: Tensor) -> PackedWeight:
@@ -125,13 +155,6 @@ def pack_nvfp4(codes: Tensor, scale: Tensor, factor: Tensor) -> PackedWeight:
     bits = bits.transpose(-4, -3).transpose(-2, -1).repeat_interleave(2, -2)  # [.., U, G, 16, c, quarter]
     words = bits[..., 0] | bits[..., 1] << 8 | bits[..., 2] << 16 | bits[..., 3] << 24
     return PackedWeight(Kind.NVFP4, _nibbles(nibbles), words.flatten(-2).contiguous(), _row_scales(factor), out)
-
-
-def pack_int4_codes(codes: Tensor, scales: Tensor) -> PackedWeight:
-    """codes [.., out, in] in 0..15, zero point 8; scales [.., in/128, out] fp16."""
-    out = codes.shape[-2]
-    scales = pad(scales, (0, -out % ROW_PADDING)).contiguous()
-    return PackedWeight(Kind.INT4, _nibbles(codes), scales, scales, out)
 
 
 def join_rows(*weights: PackedWeight) -> PackedWeight:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import CHUNK, PAGE_SIZE
-from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.attention import Pages
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences, deltanet
 from stoker.backends.gpu.kernels.drafter import swiglu
@@ -25,7 +24,7 @@ from stoker.backends.gpu.kernels.prefill_experts import PairTiles, group_pairs, 
 from stoker.backends.gpu.kernels.prefill_linear import prefill_linear
 from stoker.backends.gpu.kernels.prefill_rows import Choice, choose, combine, embed, norm
 from stoker.backends.gpu.kernels.rows import best_tokens, mtp_inputs
-from stoker.backends.gpu.packed import Kind, PackedWeight
+from stoker.backends.gpu.packed import UNIT, Kind, PackedWeight
 from stoker.backends.gpu.state import GpuCache, heads_of
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MtpWeights, StepWeights
 from stoker.engine.backend import SCORED_ROWS

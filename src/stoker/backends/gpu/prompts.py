@@ -11,7 +11,7 @@ from stoker.backends.gpu.buckets import split_counts
 from stoker.backends.gpu.dflash import DFlashObserve
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp, Network, fill_numbers, is_plain
 from stoker.backends.gpu.graphs import Download, Upload
-from stoker.backends.gpu.int4 import MAX_TOKENS
+from stoker.backends.gpu.kernels.launch import MAX_TOKENS
 from stoker.backends.gpu.prefill import Prefill
 from stoker.backends.gpu.slots import SlotCache
 from stoker.backends.gpu.state import Bucket, StepInputs

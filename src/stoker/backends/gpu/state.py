@@ -12,13 +12,13 @@ from torch import Tensor
 
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.ops.attention import SPLIT
-from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.attention import Heads, Partials, slots_of
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences
 from stoker.backends.gpu.kernels.experts import ExpertBuffers
 from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.kernels.linear import Best
 from stoker.backends.gpu.kernels.route import Routing
+from stoker.backends.gpu.packed import UNIT
 from stoker.weights.model_config import FULL, LINEAR, ModelConfig
 
 LINE = 32  # int32 of a cache line: kernels of one layer count in it while those of another read theirs

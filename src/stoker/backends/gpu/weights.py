@@ -14,11 +14,10 @@ from stoker.backends.cpu.layer import DecoderLayer
 from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.linear import Weight
 from stoker.backends.cpu.ops.rope import rope_table
-from stoker.backends.gpu.int4 import pack_int4
 from stoker.backends.gpu.kernels.attention import AttentionWeights
 from stoker.backends.gpu.kernels.deltanet import DeltaWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
-from stoker.backends.gpu.packed import PackedWeight, from_int4, join_rows, pack_bf16, pack_fp8, pack_int8, pack_nvfp4
+from stoker.backends.gpu.packed import PackedWeight, join_rows, pack_bf16, pack_fp8, pack_int4, pack_int8, pack_nvfp4
 from stoker.errors import ConfigError
 from stoker.weights.formats.base import WeightFormat
 from stoker.weights.formats.fp8 import Fp8Block, Fp8Row
@@ -145,7 +144,7 @@ def pack(weights: Sequence[Weight]) -> PackedWeight:
             if part.group != 128:
                 raise ConfigError(f"the GPU kernels read INT4 in groups of 128 inputs, found groups of {part.group}.")
         words = torch.cat([part.qweight for part in int4], dim=-1)
-        return from_int4(pack_int4(words, torch.cat([part.scales for part in int4], dim=-1)))
+        return pack_int4(words, torch.cat([part.scales for part in int4], dim=-1))
     return join_rows(*(_packed(part) for part in parts))
 
 

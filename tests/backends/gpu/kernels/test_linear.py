@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.gpu.packed import Kind, PackedWeight, pack_bf16, pack_fp8, pack_int4_codes, pack_int8, pack_nvfp4
-from tests.backends.gpu.test_packed import packed
+from stoker.backends.gpu.packed import Kind, PackedWeight, pack_bf16, pack_fp8, pack_int8, pack_nvfp4
+from tests.backends.gpu.test_packed import pack_int4_codes, packed
 
 pytest.importorskip("triton")
 

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.int4 import GROUP, UNIT
 from stoker.backends.gpu.kernels.launch import (
     APART,
     Workspace,
@@ -45,7 +44,7 @@ from stoker.backends.gpu.kernels.products import (
     wait_for_inputs,
 )
 from stoker.backends.gpu.kernels.route import TILE, Routing
-from stoker.backends.gpu.packed import Kind, PackedWeight
+from stoker.backends.gpu.packed import GROUP, UNIT, Kind, PackedWeight
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.int4 import COUNTERS_APART, GROUP, MAX_TOKENS, UNIT
-from stoker.backends.gpu.packed import Kind, PackedWeight
+from stoker.backends.gpu.packed import GROUP, UNIT, Kind, PackedWeight
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_TOKENS = 128  # rows of a step
+COUNTERS_APART = 32  # a cache line, so that programs which count do not all go to one part of the cache
 APART = tl.constexpr(COUNTERS_APART)
 UNROLL = 8  # groups of a slice in straight-line code; longer slices loop
 

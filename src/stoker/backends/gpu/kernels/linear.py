@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.int4 import GROUP, UNIT
 from stoker.backends.gpu.kernels.launch import (
     APART,
     Workspace,
@@ -33,7 +32,7 @@ from stoker.backends.gpu.kernels.launch import (
     weight_tensors,
 )
 from stoker.backends.gpu.kernels.products import row_sums, token_rows, unit_products
-from stoker.backends.gpu.packed import Kind, PackedWeight
+from stoker.backends.gpu.packed import GROUP, UNIT, Kind, PackedWeight
 
 PLAIN = tl.constexpr(0)
 STREAM = tl.constexpr(1)

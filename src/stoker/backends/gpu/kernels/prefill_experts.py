@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, check_weight, weight_tensors
 from stoker.backends.gpu.kernels.products import BF16, FP8, INT4, INT8, NVFP4, _lane_scale, _unpack, _weight_operand
-from stoker.backends.gpu.packed import PackedWeight
+from stoker.backends.gpu.packed import UNIT, PackedWeight
 
 TILES = (32, 64)  # pairs of a tile
 FEW = 24  # pairs an expert has on average, up to which the smaller one serves: 768 tokens at top-8 of 256

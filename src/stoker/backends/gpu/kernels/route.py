@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.int4 import GROUP, UNIT
 from stoker.backends.gpu.kernels.deltanet import Sequences
 from stoker.backends.gpu.kernels.launch import (
     APART,
@@ -33,7 +32,7 @@ from stoker.backends.gpu.kernels.launch import (
     weight_tensors,
 )
 from stoker.backends.gpu.kernels.products import token_rows, unit_products, wait_for_inputs
-from stoker.backends.gpu.packed import Kind, PackedWeight
+from stoker.backends.gpu.packed import GROUP, UNIT, Kind, PackedWeight
 
 TILE = 8  # columns: the narrowest matrix instruction; 16 tokens bring 1.3 pairs to an expert they choose
 GROUPED_AT_ONCE = 4  # tokens whose pairs the last program groups by itself; of 12 it took 50 us, a launch takes 3

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.int4 import UNIT
 from stoker.backends.gpu.kernels.launch import INTERPRETED, check, dependent
 from stoker.backends.gpu.kernels.linear import Best, Stream
 from stoker.backends.gpu.kernels.products import wait_for_inputs
+from stoker.backends.gpu.packed import UNIT
 
 BEST_BLOCK = 16384  # few rounds: each waits for memory once
 FUSION: dict[str, bool] = {} if INTERPRETED else {"enable_fp_fusion": False}
