@@ -10,7 +10,8 @@ from stoker.weights.checkpoint import INDEX
 from tests.support import situations
 
 KEYS = {"architecture", "parameters", "groups", "bytes_per_step", "mtp", "problems"}
-WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"
+HEAVY = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
+WITHOUT_TORCH = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}));"
 
 
 def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:

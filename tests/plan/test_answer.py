@@ -20,7 +20,8 @@ from stoker.plan.explain import explain
 from stoker.plan.pick import NEEDS, pick
 from stoker.report.plan import page, segments
 
-WITHOUT_TORCH = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')));"
+HEAVY = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
+WITHOUT_TORCH = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}));"
 DFLASH = Question("122b", "spark", context=100_000, recipe="hybrid-dflash12")
 
 

@@ -25,13 +25,13 @@ INDEX = "model.safetensors.index.json"
 MODELOPT = "hf_quant_config.json"  # ModelOpt's own quantization_config
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TEXT = (".json", ".jinja", ".txt", ".model", ".tiktoken")  # what tokenizers and templates are read from
-READ_BY_US = ("config.json", "generation_config.json", INDEX)  # these say themselves what is wrong with them
+READ_BY_US = ("config.json", "generation_config.json", INDEX)  # problems with these are reported by whoever reads them
 MOST_ALIKE = 10  # problems of one kind that are listed one by one
 
 
 @dataclass
 class Checkpoint:
-    """`tensors` has the first copy of each name, tensors of files that were cut short included."""
+    """`tensors` has the first copy of each name, including tensors of truncated files."""
 
     directory: Path
     sizes: dict[str, int] = field(default_factory=dict)  # bytes per safetensors file
@@ -43,14 +43,14 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
-        """Raises the first of the errors that `stoker inspect` would list, those of `formats` apart."""
+        """Raises the first error that `stoker inspect` would list, except those of `formats`."""
         checkpoint = cls.scan(directory)
         refuse_errors(checkpoint.problems, directory)
         return checkpoint
 
     @classmethod
     def scan(cls, directory: Path, reads: Reads | None = None) -> "Checkpoint":
-        """Raises only where there is nothing to look at."""
+        """Raises only if `directory` cannot be listed."""
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory; give a folder with config.json and *.safetensors.")
         try:
@@ -83,13 +83,13 @@ class Checkpoint:
         header = {name: (info.dtype, info.shape) for name, info in self.tensors.items()}
         try:
             quantization = quantization_config(self.directory)
-        except StokerError:  # reported with the file it is in
+        except StokerError:  # `format_problems` or the reader of config.json reports it
             quantization = None
         return formats_in(header, quantization)
 
     @cached_property
     def format_problems(self) -> list[Problem]:
-        """What `formats` found, like faults as one problem: a wrong config.json would else give thousands."""
+        """The findings of `formats`, similar ones as one problem: a wrong config.json may cause thousands."""
         alike: dict[tuple[str, ...], list[Finding]] = {}
         for finding in self.formats.findings:
             kind = "" if finding.severity == "note" else group_of(finding.tensor)
@@ -99,7 +99,7 @@ class Checkpoint:
         try:
             quantization_config(self.directory)
         except StokerError as error:
-            if MODELOPT in str(error):  # a broken config.json is reported by whoever reads it as a whole
+            if MODELOPT in str(error):  # a broken config.json is reported by whoever reads all of it
                 problems.append(Problem("error", str(error), MODELOPT, fix="Fetch the file again."))
         return problems
 
@@ -136,14 +136,14 @@ def quantization_config(directory: Path) -> dict[str, Any] | None:
 
 
 def odd_files(directory: Path) -> list[Problem]:
-    """Tokenizer and template files that reading would hang on, such as named pipes, or that are far too large."""
+    """Tokenizer and template files that cannot be read safely: named pipes, devices, or far too large files."""
     problems = []
     for path in [*directory.iterdir(), *directory.glob("additional_chat_templates/*")]:
         if path.suffix not in TEXT or path.name in READ_BY_US:
             continue
         try:
             found = path.stat()
-        except OSError:  # a link to nowhere, which is missed as a file that does not exist
+        except OSError:  # a dangling link, which is reported as a missing file
             continue
         kind = next((name for is_kind, name in KINDS.items() if is_kind(found.st_mode)), "")
         if kind and not stat.S_ISDIR(found.st_mode):
@@ -156,7 +156,7 @@ def odd_files(directory: Path) -> list[Problem]:
 
 
 def _compare_with_index(checkpoint: Checkpoint) -> None:
-    """The index against the headers: missing checkpoint, tensors that are absent, elsewhere, or not listed."""
+    """The index against the headers: missing files, tensors that are absent, elsewhere, or not listed."""
     path = checkpoint.directory / INDEX
     if not path.exists() and not path.is_symlink():
         if len(checkpoint.sizes) > 1:
@@ -186,7 +186,7 @@ def _promised(checkpoint: Checkpoint, listed: dict[str, Any]) -> list[Problem]:
         more = f" ({len(missing):,} such files)" if len(missing) > MOST_ALIKE else ""
         message = f"{INDEX} lists {count(by_file[file])} in {file}, which does not exist{more}."
         problems.append(Problem("error", message, INDEX, by_file[file][0], f"Fetch {file}."))
-    for file in sorted(checkpoint.readable & by_file.keys()):  # of an unreadable one enough has been said
+    for file in sorted(checkpoint.readable & by_file.keys()):  # an unreadable file has been reported already
         problems += _compare_file(file, by_file[file], checkpoint)
     return problems
 

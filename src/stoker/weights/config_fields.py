@@ -7,8 +7,8 @@ from typing import Any
 
 from stoker.errors import ConfigError, brief
 
-# What no network is: far beyond the largest published (126 layers, 512 experts, vocabularies of 256,000, hidden states
-# of 18,432), and small enough that listing all parameters of a config.json takes a moment.
+# Upper bounds of sizes: far beyond the largest published (126 layers, 512 experts, vocabularies of 256,000, hidden
+# states of 18,432), and small enough that listing all parameters of a config.json takes a moment.
 LARGEST = {
     "num_hidden_layers": 1000,
     "num_experts": 10_000,
@@ -26,8 +26,8 @@ LARGEST = {
     "max_position_embeddings": (1 << 31) - 1,
     "eos_token_id": (1 << 31) - 1,
 }
-LARGEST_NUMBER = 1 << 24  # of anything else: vocab_size, intermediate_size, ...
-MOST_ENTRIES = 10_000  # of a list of numbers
+LARGEST_NUMBER = 1 << 24  # for all other sizes: vocab_size, intermediate_size, ...
+MOST_ENTRIES = 10_000  # in a list of numbers
 
 
 class Fields:

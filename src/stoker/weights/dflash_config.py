@@ -28,7 +28,7 @@ class DFlashConfig:
     block_size: int
     mask_token_id: int
     taps: tuple[int, ...]  # 0-based trunk layers whose output is read
-    causal: bool | None  # inside the block; None: sliding layers are causal, full layers are not
+    causal: bool | None  # attention inside a block; None: sliding layers are causal, full layers are not
 
     @classmethod
     def load(cls, directory: Path) -> "DFlashConfig":
@@ -52,7 +52,7 @@ class DFlashConfig:
         if mask >= vocab:
             raise ConfigError(f"{where}: mask_token_id {mask} is outside the vocabulary of {vocab}.")
         kinds, window, forced = _attention_kinds(fields, own)
-        # use_swa without layer_types means windows that do not change who sees whom inside the block
+        # use_swa without layer_types adds windows and leaves attention inside the block bidirectional
         causal = fields.get("is_causal", own.get("causal", False if forced else None))
         if causal not in (None, True, False):
             raise ConfigError(f"{where}: causal is {brief(causal)}, expected true or false.")
@@ -87,7 +87,7 @@ class DFlashConfig:
 
 
 def refuse_other_drafters(raw: dict[str, Any], where: str) -> None:
-    """Relatives of DFlash share its config keys and have parts that Stoker does not compute."""
+    """Variants of DFlash share its config keys but have parts that Stoker does not implement."""
     names = raw.get("architectures")
     other = next((name for name in names if name != ARCHITECTURE), None) if isinstance(names, list) else None
     if other is not None:

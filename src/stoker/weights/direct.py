@@ -1,4 +1,4 @@
-"""Reading past the page cache: files opened with O_DIRECT, and the aligned memory such reads need. No torch.
+"""Reads that bypass the page cache: files opened with O_DIRECT, and the aligned memory that needs. No torch.
 
 Weights are read once. Cached, they would push out everything else, and on a machine whose GPU shares the memory they
 would take it twice. Where a filesystem has no direct reads, the cached pages are dropped as soon as they are copied.
@@ -41,7 +41,7 @@ class DirectFile:
 
     def _go_buffered(self) -> None:
         self.direct = False
-        # No reading ahead: it makes pages of up to 2 MB that reach beyond a request and are then not dropped with it.
+        # No read-ahead: it would cache pages of up to 2 MB that reach beyond a request and are not dropped with it.
         self._advise("POSIX_FADV_RANDOM", 0, 0)
 
     @property
@@ -49,12 +49,12 @@ class DirectFile:
         return os.fstat(self._descriptor).st_size
 
     def read(self, address: int, start: int, stop: int) -> int:
-        """Bytes `start` to `stop` into memory; fewer only where the file ends. All three are multiples of ALIGN."""
+        """Read bytes `start` to `stop` into memory; fewer only at the end of the file. All are multiples of ALIGN."""
         memory = memoryview((c_char * (stop - start)).from_address(address))
         reached = begin = 0
         while reached < stop - start:
             reached = begin + self._read_once(memory[begin:], start + begin)
-            # Short at the end of the file, or by an interruption: asking again from the last boundary tells which.
+            # A short read means end of file or an interruption; reading again from the last boundary tells which.
             again = align_down(reached) if self.direct else reached
             if again == begin:
                 break
@@ -82,12 +82,12 @@ class DirectFile:
 
     def close(self) -> None:
         if not self.direct:
-            self._advise("POSIX_FADV_DONTNEED", 0, 0)  # the whole file: pages that two requests shared
+            self._advise("POSIX_FADV_DONTNEED", 0, 0)  # the whole file, since two requests may have shared a page
         os.close(self._descriptor)
 
 
 class Block:
-    """Aligned memory as a buffer object; its pages return to the pool when the last user of `buffer` is gone."""
+    """Aligned memory as a buffer object; its pages return to the pool with the last reference to `buffer`."""
 
     def __init__(self, buffer: "Array[c_char]") -> None:
         self.buffer = buffer
@@ -95,7 +95,7 @@ class Block:
 
 
 class Pool:
-    """Aligned memory that is used again, because the first touch of a new page costs more than reading into it.
+    """Aligned memory that is reused, because the first touch of a new page costs more than reading into it.
 
     Filling fresh memory took 0.5 s of processor time per GB where the same memory again took 0.06 s and the disk
     0.2 s. `limit` bounds what the pool holds beyond the blocks in use.
@@ -105,7 +105,7 @@ class Pool:
         self._limit = limit
         self._size = 0  # of all pages, in use and free
         self._free: list[mmap.mmap] = []
-        self._lock = threading.RLock()  # a collection inside `take` may free a block in the same thread
+        self._lock = threading.RLock()  # garbage collection inside `take` may free a block in the same thread
 
     def take(self, size: int) -> Block:
         with self._lock:
@@ -120,7 +120,7 @@ class Pool:
         return Block(buffer)
 
     def _reuse(self, size: int) -> mmap.mmap | None:
-        """The last block freed (likeliest still in the processor's cache) that fits without wasting half of it."""
+        """The block freed last (most likely still in the processor's cache) that fits without wasting half of it."""
         for i in range(len(self._free) - 1, -1, -1):
             if size <= len(self._free[i]) <= 2 * size:
                 return self._free.pop(i)
@@ -134,7 +134,7 @@ class Pool:
                 self._size -= len(pages)
 
     def close(self) -> None:
-        """Free what is free now, and the rest as soon as its users are gone."""
+        """Free unused memory now, and the rest as soon as it is no longer referenced."""
         with self._lock:
             self._limit = -1
             self._free.clear()

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: names, dtypes, shapes and places, checked against each other and the file's size.
+"""The header of a safetensors file: names, dtypes, shapes and offsets, checked against each other and the file size.
 
 `scan_header` reads as far as it makes sense and makes a `Problem` of each fault; `read_header` raises the first error.
 No torch.
@@ -44,7 +44,7 @@ class TensorInfo:
 
 @dataclass
 class Reads:
-    """Reads parts of files and counts the bytes, which is how a test knows that no tensor was read whole."""
+    """Reads parts of files and counts the bytes, so that a test can tell that no tensor was read whole."""
 
     count: int = 0
 
@@ -68,14 +68,14 @@ class Header:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """All tensors of one file; an error names the file and what does not add up."""
+    """All tensors of one file; raises the first problem."""
     header = scan_header(path)
     refuse_errors(header.problems, path.parent)
     return header.tensors
 
 
 def scan_header(path: Path, reads: Callable[[Path, int, int], bytes] | None = None, size: int | None = None) -> Header:
-    """All tensors of one file that make sense, and what is wrong with the others and with the whole.
+    """All well-formed tensors of one file, and what is wrong with the others and with the file.
 
     `reads` and `size` are given for a file that is not on this machine.
     """
@@ -119,7 +119,7 @@ def scan_header(path: Path, reads: Callable[[Path, int, int], bytes] | None = No
 
 
 def _object(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
-    """A JSON object; keys given twice, of which json would drop one without a word, are added to `repeated`."""
+    """A JSON object; duplicate keys, of which json would silently drop one, are added to `repeated`."""
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()
@@ -131,7 +131,7 @@ def _object(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]
 
 
 def _enter(raw: Mapping[str, Any], path: Path, data: int, header: Header) -> None:
-    """Fills in the tensors, and the problems of those that are malformed, cut short or share bytes."""
+    """Adds the tensors to `header`, and problems for those that are malformed, truncated or overlapping."""
     malformed: list[tuple[str, str]] = []
     for name, entry in raw.items():
         info = _tensor(name, entry, path, data)
@@ -169,7 +169,7 @@ def _enter(raw: Mapping[str, Any], path: Path, data: int, header: Header) -> Non
 
 
 def _tensor(name: str, entry: Any, path: Path, data: int) -> TensorInfo | str:
-    """The tensor, or what is wrong with its name or its entry."""
+    """The tensor, or a message that says what is wrong with its name or entry."""
     if not name.isprintable():
         return "has characters in its name that no tensor name has"
     if len(name) > MAX_NAME:

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint directory, read so that nothing in them can hang, crash or flood. No torch."""
+"""Reads the small files of a checkpoint directory, however hostile: no hang, no crash, no flood of memory. No torch."""
 
 import json
 import os
@@ -19,7 +19,7 @@ KINDS = {
 
 
 class NotAFile(OSError):
-    """What opening or reading would hang on, or never end with."""
+    """Not a regular file of a reasonable size: reading it could hang or never end."""
 
     strerror: str
 
@@ -48,7 +48,7 @@ def read_small(path: Path, limit: int = MAX_JSON) -> bytes:
 
 
 def parse_json(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """A ValueError with a short reason for everything that is no JSON, or that no checkpoint has."""
+    """Parses JSON; a ValueError with a short reason for what is not JSON, or is nested deeper than any checkpoint's."""
     try:
         raw = json.loads(text.decode("utf-8"), object_pairs_hook=pairs)
     except RecursionError:
@@ -68,7 +68,7 @@ def parse_json(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or a sentence that says what is wrong with the file."""
+    """A JSON object; a ConfigError says what is wrong with the file."""
     try:
         raw = parse_json(read_small(path))
     except (FileNotFoundError, NotADirectoryError):

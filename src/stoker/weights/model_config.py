@@ -143,7 +143,7 @@ class ModelConfig:
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             vocab_size=fields.integer("vocab_size"),
             max_positions=fields.integer("max_position_embeddings"),
-            # the top level decides: text_config of multimodal files repeats a default that does not hold
+            # the top level takes precedence: text_config of multimodal files repeats a default that does not apply
             tie_word_embeddings=(Fields(raw, where) if "tie_word_embeddings" in raw else fields).boolean(
                 "tie_word_embeddings"
             ),
@@ -159,8 +159,8 @@ class ModelConfig:
 
 
 def rope_of(fields: Fields, default_partial: float = 1.0) -> tuple[float, float]:
-    """theta and partial_rotary_factor. They lie in rope_parameters, at the top level, or both; older files name a
-    scaling in rope_scaling, which wins where both are given."""
+    """theta and partial_rotary_factor, which stand in rope_parameters, at the top level, or both. Older files name a
+    scaling in rope_scaling, which takes precedence."""
     sources = [fields.object(name) for name in ("rope_scaling", "rope_parameters")]
     for source in sources:
         kind = source.get("rope_type", source.get("type", "default"))

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from stoker.errors import CheckpointError, visible
 
-LONGEST = 1000  # characters of a message; what files hold may be of any length
+LONGEST = 1000  # characters of a message; it may quote a file, whose contents may be of any length
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An error keeps the checkpoint from being used as it is; a note is worth knowing. Both texts are safe to print."""
+    """An error keeps the checkpoint from being loaded; a note is worth knowing. Both texts are safe to print."""
 
     severity: Literal["error", "note"]
     message: str  # one sentence

@@ -1,4 +1,4 @@
-"""The bytes of tensors, from their places in safetensors files into memory, at the speed of the disk.
+"""Reads tensors from safetensors files into memory at the speed of the disk.
 
 Background threads read large aligned pieces in the order of the files, past the page cache. Where a tensor goes in a
 model is decided elsewhere.
@@ -28,7 +28,7 @@ DTYPES = {
 # requests of 2 MiB, 6.3, 6.1, 5.7 in 4 MiB. Four also suit drives that want a deeper queue.
 REQUEST = 2 << 20  # bytes
 THREADS = 4
-WINDOW = 32 << 20  # bytes asked for ahead: 6 ms of work, so that readers have some while the caller is off its core
+WINDOW = 32 << 20  # bytes requested ahead: 6 ms of work, so that readers stay busy while the caller is descheduled
 GAP = 64 << 10  # bytes between two tensors that are read over rather than skipped
 SHARE = 4  # a temporary tensor smaller than a quarter of its block gets memory of its own
 
@@ -56,30 +56,30 @@ def read_tensors(
     iterator stops them and frees everything.
     """
     for info in infos:
-        _dtype(info)  # before any is read
+        _dtype(info)  # refuse an unreadable dtype before anything is read
     reader = _Reader(infos, into, threads)
     total = sum(info.nbytes for info in infos)
     try:
         for _ in range(reader.requests):
-            reader.ask()
+            reader.request_ahead()
             batch = reader.wait()
             if progress:
                 progress(reader.done, total)
             if batch.missing:
                 continue
-            reader.ask()  # so that reading goes on while the caller is busy
+            reader.request_ahead()  # so that reading continues while the caller is busy
             tensors, size = batch.finish(), batch.size
             del batch  # from here on the caller alone keeps the memory
             while tensors:
                 yield tensors.pop()
-            reader.handed_over(size)  # and nothing of the batch before is left with the caller
+            reader.handed_over(size)  # and the caller has released the batch before
     finally:
         reader.close()
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Neighbours in a file that fit one request together, or one larger tensor."""
+    """Adjacent tensors of a file that fit into one request, or one larger tensor."""
 
     infos: list[TensorInfo]
     cuts: list[tuple[int, int]]  # the aligned ranges of the file that its requests read
@@ -98,7 +98,7 @@ class _Batch:
         return self.cuts[-1][1] - self.start
 
     def straight(self, start: int, stop: int) -> int | None:
-        """The address that these bytes may be read to at once: in the block, or in aligned memory of the caller's."""
+        """The address to which these bytes can be read directly: in the block, or in aligned memory of the caller."""
         if self.block:
             return self.block.address + start - self.start
         assert self.given
@@ -106,13 +106,13 @@ class _Batch:
         return address if address % ALIGN == 0 and _overlap(self.infos[0], start, stop) == (start, stop) else None
 
     def copy_from(self, address: int, start: int, stop: int) -> None:
-        """Bytes `start` to `stop` of the file, from where they were read to their tensors."""
+        """Copies bytes `start` to `stop` of the file from the buffer they were read into to their tensors."""
         for info, tensor in zip(self.infos, self.given or (), strict=True):
             begin, end = _overlap(info, start, stop)
             memmove(tensor.data_ptr() + begin - info.offset, address + begin - start, end - begin)
 
     def finish(self) -> list[tuple[TensorInfo, Tensor]]:
-        """The tensors, the first last: in the block where their bytes are, if nothing speaks against it."""
+        """The tensors in reverse order, as views of the block where possible."""
         if self.given:
             return list(zip(self.infos, self.given, strict=True))[::-1]
         assert self.block
@@ -120,7 +120,7 @@ class _Batch:
         for info in reversed(self.infos):
             begin = info.offset - self.start
             if info.nbytes * SHARE < memory.nbytes or info.offset % _dtype(info).itemsize:
-                tensor = _empty(info)  # too small to keep all of the block, or not where its elements may lie
+                tensor = _empty(info)  # too small to keep the whole block alive, or misaligned in it
                 memmove(tensor.data_ptr(), self.block.address + begin, info.nbytes)
             else:
                 tensor = memory[begin : begin + info.nbytes].view(_dtype(info)).view(info.shape)
@@ -129,16 +129,16 @@ class _Batch:
 
 
 class _Reader:
-    """Plans requests, hands them to threads and collects what they complete; all but `_work` in the caller's thread."""
+    """Plans requests, hands them to threads and collects the results; only `_work` runs outside the caller's thread."""
 
     def __init__(self, infos: Sequence[TensorInfo], into: Into | None, threads: int) -> None:
         self.done = 0  # bytes
         self._batches = deque(_batches(infos))
         self.requests = sum(len(batch.cuts) for batch in self._batches)
         self._budget = 2 * max((info.nbytes for info in infos), default=0) + WINDOW  # bytes of memory
-        self._taken = 0  # of these: batches being read, or with the caller
-        self._last = 0  # of these: the batch that the caller lets go when it takes from the next
-        self._unread = 0  # bytes asked for, less those known to be read
+        self._taken = 0  # of these: in batches that are being read or that the caller has
+        self._last = 0  # of these: in the batch that the caller releases when it takes the next one
+        self._unread = 0  # bytes requested and not yet read
         self._into = into
         self._pool = Pool(self._budget)
         self._files: dict[Path, DirectFile] = {}
@@ -146,13 +146,13 @@ class _Reader:
         self._answers: SimpleQueue[tuple[_Batch, int, int] | BaseException] = SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
-        # Daemons, so that an iterator nobody closed does not keep the interpreter from ending.
+        # Daemons, so that an iterator that was not closed does not keep the interpreter from exiting.
         self._threads = [threading.Thread(target=self._work, name="stoker-read", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def ask(self) -> None:
-        """Ask for what comes next, as far ahead as the window and the memory reach."""
+    def request_ahead(self) -> None:
+        """Request the next batches, as far ahead as the window and the memory budget allow."""
         while self._batches and self._unread < WINDOW and self._taken + self._batches[0].size <= self._budget:
             batch = self._batches.popleft()
             self._taken += batch.size
@@ -162,7 +162,7 @@ class _Reader:
                 self._queue.put((batch, start, stop))
 
     def wait(self) -> _Batch:
-        """The batch of the next request to end."""
+        """Wait for the next request to complete; returns its batch."""
         answer = self._answers.get()
         if isinstance(answer, BaseException):
             raise answer
@@ -215,12 +215,12 @@ class _Reader:
                     self._answers.put(self._perform(*request, bounce.address))
                 except BaseException as error:
                     self._answers.put(error)
-            del request  # or it would keep its tensors while this thread waits
+            del request  # or it would keep its tensors alive while this thread waits
 
     def _perform(self, batch: _Batch, start: int, stop: int, bounce: int) -> tuple[_Batch, int, int]:
         if batch.given is None:
             with self._lock:
-                # Not before now: the memory that was let go last is still in the processor's cache.
+                # Allocated as late as possible: the memory that was released last is still in the processor's cache.
                 batch.block = batch.block or self._pool.take(batch.size)
         straight = batch.straight(start, stop)
         _read(batch, start, stop, straight or bounce)
@@ -240,7 +240,7 @@ def _read(batch: _Batch, start: int, stop: int, address: int) -> None:
         ) from error
     for info in batch.infos:
         if reached < _overlap(info, start, stop)[1]:
-            got = max(min(reached, batch.file.size) - info.offset, 0)  # a later request starts behind the end
+            got = max(min(reached, batch.file.size) - info.offset, 0)  # a later request starts beyond the end
             raise CheckpointError(
                 f"{info.file} ended while reading {info.name}: {got:,} of {info.nbytes:,} bytes; fetch it again."
             )
@@ -282,7 +282,7 @@ def _batches(infos: Sequence[TensorInfo]) -> Iterator[_Batch]:
     group: list[TensorInfo] = []
     start = stop = 0
     for info in sorted(infos, key=lambda info: (str(info.file), info.offset)):
-        end = align_up(max(stop, _end(info), info.offset + 1))  # a page even for a tensor without bytes
+        end = align_up(max(stop, _end(info), info.offset + 1))  # a page even for an empty tensor
         if group and (info.file != group[0].file or info.offset - _end(group[-1]) > GAP or end - start > REQUEST):
             yield _batch(group, start, stop)
             group = []

@@ -1,4 +1,4 @@
-"""Carries units out: reads rows, dequantises or quantises them, and yields the bytes of the result piece by piece.
+"""Carries out units: reads rows, dequantises or quantises them, and yields the values of the result piece by piece.
 
 No step holds more than a block of rows in fp32 (and, for INT4, the packed matrix), whatever the layer's size.
 """
@@ -24,7 +24,7 @@ BYTES_PER_ELEMENT = 64
 
 
 def block_elements(memory: int) -> int:
-    """How many weights may be worked on at a time, half of `memory` being the runtime's and the packed results'."""
+    """How many weights fit in memory at a time; half of `memory` is left to the runtime and to packed results."""
     return memory // 2 // BYTES_PER_ELEMENT
 
 
@@ -45,7 +45,9 @@ def dequantized(rows: Rows, block: int, dtype: torch.dtype | None = None) -> Ite
     """Blocks of rows as [n, in]; plain layers keep their own dtype unless another is asked for."""
     step = max(FP8_BLOCK, block // rows.columns // FP8_BLOCK * FP8_BLOCK)
     cls = format_class(rows.layer.format)
-    if rows.layer.format.startswith("int4-g"):  # packed along the inputs: a block of outputs lies all over the file
+    if rows.layer.format.startswith(
+        "int4-g"
+    ):  # packed along the inputs: a block of outputs is scattered over the whole tensor
         packed = {suffix: read_tensor(_matrix(info, rows)) for suffix, info in rows.tensors.items()}
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
@@ -55,7 +57,7 @@ def dequantized(rows: Rows, block: int, dtype: torch.dtype | None = None) -> Ite
             tensors = {
                 suffix: read_tensor(_slice(suffix, _matrix(info, rows), rows, start, stop))
                 for suffix, info in rows.tensors.items()
-                if suffix != "weight_shape"  # of the whole weight
+                if suffix != "weight_shape"  # it describes the whole weight
             }
         weight = cls.from_tensors(tensors, rows.where)
         yield weight.dequantize(dtype or (torch.float32 if len(tensors) > 1 else tensors["weight"].dtype))
@@ -72,7 +74,7 @@ def _matrix(info: TensorInfo, rows: Rows) -> TensorInfo:
 
 
 def _slice(suffix: str, info: TensorInfo, rows: Rows, start: int, stop: int) -> TensorInfo:
-    """Some rows of a tensor that is stored row by row. Scales of a whole tensor have none to choose from."""
+    """Some rows of a tensor that is stored row by row; a scale of the whole tensor is returned as it is."""
     if suffix == "weight_scale_inv":
         start, stop = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
     elif suffix not in ("weight", "weight_packed") and info.shape[:1] != rows.layer.shape[-2:-1]:
@@ -90,7 +92,7 @@ def _columns(suffix: str, tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _int4(unit: Convert, block: int) -> Iterator[tuple[str, Tensor]]:
-    """Packed along the inputs, so the whole packed matrix is put together before it is written."""
+    """INT4 is packed along the inputs, so the whole packed matrix is assembled before it is written."""
     group = int4_group(unit.format)
     whole = {out.name: torch.empty(out.shape, dtype=DTYPES[out.dtype]) for out in unit.outputs}
     names = _by_suffix(unit)
@@ -106,7 +108,7 @@ def _int4(unit: Convert, block: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _scaled_rows(unit: Convert, block: int) -> Iterator[tuple[str, Tensor]]:
-    """FP8 and INT8 are stored row by row: weights stream out, their few scales follow."""
+    """FP8 and INT8 are stored row by row: weights are streamed, and their few scales follow."""
     names = _by_suffix(unit)
     scale = "weight_scale" if unit.format == "int8-row" else "weight_scale_inv"
     scales = []

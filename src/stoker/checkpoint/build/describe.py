@@ -1,4 +1,4 @@
-"""config.json of the result: a `quantization_config` that says of every layer what the files hold.
+"""config.json of the result, whose `quantization_config` agrees with the files about every layer.
 
 Starts from the base's own and adds a rule wherever it would be wrong, in the words of its publisher; a mixture that
 those words cannot describe is refused.
@@ -69,7 +69,7 @@ def describe(header: Header, quantization: Mapping[str, Any] | None, projections
     table = formats_in(header, config)
     for finding in table.findings:
         layer = table.layers.get(split_name(finding.tensor, header)[0])
-        if layer is None:  # the headers themselves are at fault
+        if layer is None:  # the headers contradict themselves
             raise CheckpointError(str(finding))
         WRITERS[method](config, layer)
     left = formats_in(header, config).findings
@@ -86,7 +86,7 @@ def _fresh(projections: str, header: Header) -> Settings:
             "weight_block_size": [128, 128],
             "modules_to_not_convert": [],
         }
-    if not projections:  # 16 bit, but for the layers that extra_config names
+    if not projections:  # 16 bit except for the layers that extra_config names
         return {"quant_method": "auto-round", "bits": 16, "data_type": "float", "sym": True, "extra_config": {}}
     return {
         "quant_method": "auto-round",
@@ -101,7 +101,7 @@ def _fresh(projections: str, header: Header) -> Settings:
 
 
 def _settings(layer: LayerFormat, method: str) -> Settings:
-    """A format in the keys of AutoRound and GPTQ."""
+    """A format in the settings of AutoRound and GPTQ."""
     if layer.format in PLAIN_DTYPES:
         return {"bits": 16, "data_type": "float"}
     if layer.format == "fp8-b128":

@@ -18,14 +18,14 @@ FOLDER = "drafter"
 
 
 def drafter_units(source: Source, raw: dict[str, Any], trunk: ModelConfig, recipe: Recipe) -> list[Unit]:
-    """All its tensors, once each is known to be what its config.json and the trunk ask for: copied, quantised by
+    """Units for all tensors of the drafter, checked against its config.json and the trunk: copied, quantised by
     --draft-weights or dequantised by --to."""
     units: list[Unit] = []
     for name, shape in drafter_parameters(_config(raw, trunk, source.where)).items():
         for stored, layer in source.find(name, shape).items():
             made, rule = _unit(source, stored, shape, layer, recipe)
             units += made
-            source.enter(layer.tensors.values(), rule)
+            source.account_for(layer.tensors.values(), rule)
     return units
 
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint that are no weights: tokenizer, chat template, model card. Which are taken, and why not."""
+"""Files of a checkpoint that are not weights (tokenizer, chat template, model card): which are copied, and why not."""
 
 import fnmatch
 from pathlib import Path
@@ -10,7 +10,7 @@ from stoker.weights.json_file import read_small
 
 TAKEN = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.md", "LICENSE*", "NOTICE*")
 WRITTEN_ANEW = ("config.json", INDEX, "stoker.json")
-# Each repeats quantization_config in a file of its own and would go stale; config.json carries it.
+# Each repeats quantization_config, which config.json has, and would no longer agree with it.
 QUANTISATION_FILES = ("quantization_config.json", "quantize_config.json", "hf_quant_config.json")
 
 

@@ -1,4 +1,4 @@
-"""From a hub only the tensors a recipe takes, into a small safetensors file per remote file. Resumes after a kill.
+"""Fetches only the tensors that a recipe takes, into a safetensors file per remote file. Resumes after a kill.
 
 The index tells which files hold them, their headers tell where; ranges that lie close together are one request.
 """
@@ -17,8 +17,8 @@ from stoker.weights.headers import TensorInfo, read_header, scan_header
 from stoker.weights.hub import Hub, HubError, RemoteFile, parse_repository
 from stoker.weights.json_file import read_json
 
-GAP = 1 << 20  # bytes between two wanted tensors that are cheaper to read than to ask again
-SYNC = 64 << 20  # bytes after which progress is made durable
+GAP = 1 << 20  # bytes between two wanted tensors that are cheaper to read than another request
+SYNC = 64 << 20  # bytes after which progress is flushed to the disk
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 Wanted = Callable[[str], bool]
@@ -45,7 +45,7 @@ def fetch(
     make_hub: MakeHub | None = None,
     progress: Progress | None = None,
 ) -> Source:
-    """The wanted tensors of hf:REPO[@REVISION], and the names of all others for the account."""
+    """The wanted tensors of hf:REPO[@REVISION], and the names of all others, which the report accounts for."""
     repository, revision = parse_repository(where)
     directory = fetched / f"{option.strip('-')}-{repository.replace('/', '--')}@{revision.replace('/', '--')}"
     hub = (make_hub or Hub)(repository, _pinned(directory) or revision)
@@ -61,7 +61,7 @@ def fetch(
     homes = {str(file) for name, file in listed.items() if wanted(name)}
     if missing := homes - set(weights):
         raise HubError(f"{repository}: {INDEX} names {sorted(missing)[0]}, which the repository does not have.")
-    # An index may leave out whole files (MTP heads often): those are asked for what they hold.
+    # An index may leave out whole files (MTP heads often): read the headers of those.
     unlisted = set(weights) - {str(file) for file in listed.values()}
     names = set(listed)
     parts = []
@@ -112,7 +112,7 @@ def _header(hub: Hub, name: str) -> tuple[RemoteFile, dict[str, TensorInfo]]:
 
 
 def _fetch_part(hub: Hub, part: _Part, directory: Path) -> Iterable[int]:
-    """Writes the wanted tensors behind one another; yields byte counts as they arrive or are found to be here."""
+    """Writes the wanted tensors one after another; yields byte counts as they arrive or are found on the disk."""
     path = directory / part.file.name
     if path.exists():
         _check_unchanged(part, directory)
@@ -138,14 +138,14 @@ def _fetch_part(hub: Hub, part: _Part, directory: Path) -> Iterable[int]:
                     _record(local, progress, part, done)
                     synced = done
                 yield len(data)
-        finally:  # a hub that gives up leaves what it gave
+        finally:  # what arrived is kept when the hub fails
             _record(local, progress, part, done)
     read_header(unfinished)  # raises unless it is whole
     unfinished.rename(path)
 
 
 def _wanted_bytes(hub: Hub, part: _Part, skip: int) -> Iterable[bytes]:
-    """The wanted bytes in order, from the `skip`-th on. Bytes between wanted tensors are read over."""
+    """The wanted bytes in order, from the `skip`-th on. Bytes between wanted tensors are read and dropped."""
     for start, stop, wanted in _requests(part):
         size = sum(end - begin for begin, end in wanted)
         if skip >= size:
@@ -166,7 +166,7 @@ def _wanted_bytes(hub: Hub, part: _Part, skip: int) -> Iterable[bytes]:
 
 
 def _requests(part: _Part) -> Iterable[tuple[int, int, list[tuple[int, int]]]]:
-    """First byte, last byte and the wanted stretches between them, in places of the remote file."""
+    """First byte, end and the wanted ranges between them, as offsets in the remote file."""
     spans: list[tuple[int, int]] = []
     for info in part.tensors:
         if spans and info.offset - spans[-1][1] > GAP:
@@ -186,7 +186,7 @@ def _local_header(part: _Part) -> bytes:
 
 
 def _record(local: BinaryIO, progress: Path, part: _Part, done: int) -> None:
-    """What the disk holds for sure, and of which version of the remote file."""
+    """Records how many bytes are safely on the disk, and of which version of the remote file."""
     local.flush()
     os.fsync(local.fileno())
     write_synced(progress, json.dumps({"done": done, "size": part.file.size, "etag": part.file.etag}).encode())

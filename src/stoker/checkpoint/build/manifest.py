@@ -1,4 +1,4 @@
-"""`stoker.json` and the index: what a result is made of. Nothing in them depends on when, or in how many runs."""
+"""`stoker.json` and the index: what a result is made of, whenever and in however many runs it was built."""
 
 import json
 import platform
@@ -28,7 +28,7 @@ class Report:
 
     @classmethod
     def of(cls, out: Path) -> "Report":
-        """Of a finished build, from its manifest."""
+        """The report of a finished build, from its manifest."""
         raw = read_json(out / MANIFEST)
         return cls(out, raw["rules"], raw["files"])
 
@@ -45,7 +45,7 @@ def manifest(recipe: Recipe, sources: Sources, report: Report) -> dict[str, Any]
 
 
 def state(recipe: Recipe, sources: Sources, files: dict[str, Shard]) -> dict[str, Any]:
-    """What a resumed build must find unchanged."""
+    """What must be unchanged for a build to be resumed."""
     layout = sha256(b"".join(name.encode() + shard.header for name, shard in files.items())).hexdigest()
     return {
         "recipe": recipe.as_dict(),

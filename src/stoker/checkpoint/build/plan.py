@@ -1,4 +1,4 @@
-"""What goes where: from opened checkpoints to units, with a rule for every tensor of every source. No torch."""
+"""The plan of a build: which units make the result, and what becomes of every tensor of every source. No torch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,7 +49,7 @@ class Plan:
     config: ModelConfig  # of the result
     units: list[Unit] = field(default_factory=list)
     mtp: list[Rows] = field(default_factory=list)  # matrices of the MTP head of the result
-    twins: list[tuple[Rows, Rows]] = field(default_factory=list)  # a replaced layer and the one in its place
+    replaced: list[tuple[Rows, Rows]] = field(default_factory=list)  # a replaced layer and its replacement
 
     @property
     def header(self) -> dict[str, tuple[str, Shape]]:
@@ -89,7 +89,9 @@ class _Planner:
                 f"--draft-weights {self.recipe.draft_weights}: the base has no MTP head and no drafter is added, so "
                 "there is nothing to quantise; give --mtp or --drafter, or leave it out."
             )
-        if head and not self.config.mtp_layers:  # a head the config forgot is kept, and the config completed
+        if (
+            head and not self.config.mtp_layers
+        ):  # the config does not announce the head: keep it and complete the config
             self.config = self.made.config = replace(self.config, mtp_layers=1)
         self._explain_base()
         for parameter, shape in model_parameters(self.config).items():
@@ -113,14 +115,14 @@ class _Planner:
         return self.base if has_own else None
 
     def _explain_base(self) -> None:
-        """Rules about tensors of the base that no unit reads."""
+        """Dispositions of the base's tensors that no unit reads."""
         if donor := self.sources.mtp:
-            self.base.enter(filter(is_mtp, self.base.names), f"replaced: the MTP head comes from {donor.where}")
+            self.base.account_for(filter(is_mtp, self.base.names), f"replaced: the MTP head comes from {donor.where}")
         if donor := self.sources.shared_experts:
             if self.config.moe is None or not self.config.moe.shared_intermediate_size:
                 raise CheckpointError("--shared-experts: the base has no shared experts to replace.")
             shared = [name for name in self.base.names if group_of(name) == SHARED]
-            self.base.enter(shared, f"replaced: shared experts come from {donor.where}")
+            self.base.account_for(shared, f"replaced: shared experts come from {donor.where}")
         if self.config.tie_word_embeddings:
             if self.scheme.head and self.recipe.lm_head:
                 raise CheckpointError(
@@ -128,9 +130,9 @@ class _Planner:
                     "no head of its own to quantise; leave --lm-head out."
                 )
             tied = [name for name in self.base.names if name in HEAD_NAMES]
-            self.base.enter(tied, "not used: config.json ties the head to the embedding")
+            self.base.account_for(tied, "not used: config.json ties the head to the embedding")
         rotary = filter(is_rotary_table, self.base.names)
-        self.base.enter(rotary, "not used: rotary tables are computed")
+        self.base.account_for(rotary, "not used: rotary tables are computed")
 
     def _parameter(self, parameter: str, shape: Shape, source: Source) -> None:
         found = source.find(parameter, shape)
@@ -150,7 +152,7 @@ class _Planner:
         return self.base.stored_name(parameter) if source is self.sources.shared_experts else stored
 
     def _target(self, parameter: str) -> str:
-        """The format that the recipe gives a parameter; empty: as it is."""
+        """The format that the recipe wants for a parameter; empty: the one it has."""
         group = group_of(parameter)
         if parameter == HEAD_WEIGHT:
             return self.scheme.head
@@ -166,7 +168,7 @@ class _Planner:
     def _copy(self, layer: LayerFormat, source: Source, name: str, rule: str = COPIED) -> None:
         renamed = {suffix: _renamed(stored, layer, name) for suffix, stored in layer.tensors.items()}
         self.made.units += copies(source.infos(layer), renamed)
-        source.enter(layer.tensors.values(), rule)
+        source.account_for(layer.tensors.values(), rule)
 
     def _check_donated(self, parameter: str, shape: Shape, found: Mapping[str, LayerFormat], source: Source) -> None:
         for layer in found.values():
@@ -178,7 +180,7 @@ class _Planner:
             stored = self.base.layers.get(module_of(self.base.stored_name(parameter)))
             if stored and stored.shape == shape:
                 ours, theirs = self.base.infos(stored), source.infos(layer)
-                self.made.twins.append((whole(stored, ours)[0], whole(layer, theirs)[0]))
+                self.made.replaced.append((whole(stored, ours)[0], whole(layer, theirs)[0]))
 
     def _quantize(
         self, parameter: str, shape: Shape, found: Mapping[str, LayerFormat], source: Source, target: str
@@ -196,7 +198,7 @@ class _Planner:
             )
         singles = list(_single_matrices(parameter, shape, found, source))
         if reason := next((why for _, size, _ in singles if (why := unfit(size, target))), ""):
-            if EXPERTS in parameter:  # half a layer of experts in INT4 and half in 16 bit is of no use to anyone
+            if EXPERTS in parameter:  # no engine runs a layer whose experts are half INT4 and half 16 bit
                 raise CheckpointError(
                     f"{source.where}: {singles[0][0]} {list(singles[0][1])} cannot be {target}: {reason}; choose a "
                     "smaller group, such as --quantize int4-g64."
@@ -207,7 +209,7 @@ class _Planner:
         for name, size, rows in singles:
             self.made.units.append(Convert((rows,), target, outputs_of(name, size, target)))
         for layer in found.values():
-            source.enter(layer.tensors.values(), f"quantised to {target}")
+            source.account_for(layer.tensors.values(), f"quantised to {target}")
 
     def _option(self, parameter: str) -> str:
         if is_mtp(parameter):
@@ -219,7 +221,7 @@ class _Planner:
         return f"--quantize {self.recipe.quantize}"
 
     def _export(self, parameter: str, shape: Shape, found: Mapping[str, LayerFormat], source: Source) -> None:
-        """Fused experts in the trunk, as Qwen3.5 publishes BF16; Qwen3 MoE and the MTP head keep them one by one."""
+        """Writes the trunk's experts fused, as Qwen3.5 publishes BF16; Qwen3 MoE and the MTP head keep single ones."""
         if EXPERTS in parameter and not is_mtp(parameter):
             if self.config.family == "qwen3_moe":
                 for name, size, rows in _single_matrices(parameter, shape, found, source):
@@ -228,7 +230,7 @@ class _Planner:
                 parts = tuple(rows for layer in found.values() for rows in whole(layer, source.infos(layer)))
                 self._dequantize(self.base.stored_name(parameter), shape, parts)
             for layer in found.values():
-                source.enter(layer.tensors.values(), self._export_rule(layer))
+                source.account_for(layer.tensors.values(), self._export_rule(layer))
             return
         for name, layer in found.items():
             self._export_layer(layer, source, self._out_name(parameter, name, source))
@@ -239,7 +241,7 @@ class _Planner:
             self._copy(layer, source, name)
             return
         self._dequantize(name, layer.shape, whole(layer, source.infos(layer)))
-        source.enter(layer.tensors.values(), self._export_rule(layer))
+        source.account_for(layer.tensors.values(), self._export_rule(layer))
 
     def _dequantize(self, name: str, shape: Shape, rows: tuple[Rows, ...]) -> None:
         self.made.units.append(Convert(rows, self.recipe.to, (Out(name, PLAIN_DTYPES[self.recipe.to], shape),)))
@@ -250,14 +252,14 @@ class _Planner:
         )
 
     def _beside_the_model(self) -> None:
-        """Layers of the base that Stoker does not compute but other engines do."""
+        """Layers of the base that Stoker does not use but other engines do."""
         for layer in self.base.layers.values():
             first = next(iter(layer.tensors.values()))
-            if first in self.base.fates:
+            if first in self.base.dispositions:
                 continue
             cache_scale = is_cache_scale(layer.name)
             if cache_scale and self.recipe.to:
-                self.base.enter(layer.tensors.values(), "not used: KV-cache scales say nothing about an export")
+                self.base.account_for(layer.tensors.values(), "not used: KV-cache scales say nothing about an export")
             elif is_vision(first) and self.recipe.to:
                 self._export_layer(layer, self.base, first)
             elif is_vision(first) or cache_scale:
@@ -267,7 +269,7 @@ class _Planner:
 def _single_matrices(
     parameter: str, shape: Shape, found: Mapping[str, LayerFormat], source: Source
 ) -> Iterator[tuple[str, Shape, Rows]]:
-    """Name, shape and rows of each matrix of a parameter; fused 16-bit experts are cut into single ones."""
+    """Name, shape and rows of each matrix of a parameter; fused 16-bit experts are split into single ones."""
     if EXPERTS not in parameter or len(found) > 1:
         for name, layer in found.items():
             yield name, layer.shape, whole(layer, source.infos(layer))[0]
@@ -281,5 +283,5 @@ def _single_matrices(
 
 
 def _renamed(stored: str, layer: LayerFormat, name: str) -> str:
-    """`stored`, a tensor of `layer`, in the layer whose plain tensor is `name`."""
+    """The name of `stored`, a tensor of `layer`, after the layer's plain tensor has been renamed to `name`."""
     return module_of(name) + stored.removeprefix(layer.name)

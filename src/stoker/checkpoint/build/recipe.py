@@ -1,4 +1,4 @@
-"""What a build is asked to do: the options of `stoker build`, checked against each other before a file is opened."""
+"""The options of `stoker build`, checked against each other before any file is opened."""
 
 import re
 import shlex
@@ -16,12 +16,12 @@ SMALLEST_MEMORY = 512 * MIB  # the runtime itself and one block of the largest l
 
 
 class RecipeError(StokerError):
-    """Options of `stoker build` that make no sense, or not together."""
+    """Options of `stoker build` that are invalid or contradict each other."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Formats of what `--quantize` turns into fewer bits; an empty string leaves a group in 16 bit."""
+    """The formats that `--quantize` stands for; an empty string leaves a group in 16 bit."""
 
     projections: str  # routed experts, dense MLPs, attention and DeltaNet projections
     shared_experts: str = ""
@@ -44,7 +44,7 @@ EXPORTS = {"bf16": "BF16", "fp32": "F32"}  # --to -> dtype
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the bytes of the result. Where it goes and how much memory it may use do not."""
+    """Everything that decides the bytes of the result, which output directory and memory limit do not."""
 
     base: str
     shared_experts: str = ""  # a directory, hf:REPO[@REVISION], or fp8
@@ -89,9 +89,9 @@ class Recipe:
 
     @property
     def scheme(self) -> Scheme:
-        """What gets quantised here, from --quantize and from the options that do the same for one group."""
+        """What this build quantises: --quantize, and the options that quantise a single group."""
         chosen = SCHEMES.get(self.quantize, Scheme(""))
-        # layers from another checkpoint come as they are there
+        # layers from another checkpoint keep the format they have there
         shared = "fp8-b128" if self.shared_experts == FP8 else "" if self.shared_experts else chosen.shared_experts
         head = "int8-row" if self.lm_head else chosen.head
         return Scheme(chosen.projections, shared, head, DRAFT_WEIGHTS.get(self.draft_weights, ""))
@@ -100,7 +100,7 @@ class Recipe:
         return asdict(self)
 
     def command(self) -> str:
-        """The command line without --out, which must not be part of a result that may be moved."""
+        """The command line without --out: the result may be moved."""
         words = ["stoker", "build"]
         for field, value in self.as_dict().items():
             if value and field != "shard_bytes":
@@ -123,7 +123,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def show_bytes(count: int) -> str:
-    """Decimal, as disks and downloads are sold: "0.45 GB", "12 MB"."""
+    """In decimal units, as disks and downloads are: "0.45 GB", "12 MB"."""
     if count >= 10**8:
         return f"{count / 1e9:,.2f} GB"
     return f"{count / 1e6:,.1f} MB" if count >= 10**5 else f"{count / 1e3:,.1f} kB"

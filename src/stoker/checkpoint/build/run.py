@@ -1,4 +1,4 @@
-"""`build`: from a recipe to a finished directory. The order of things; each step lives in a file of its own."""
+"""`build` carries out a recipe: this file has the order of the steps, each of which has a file of its own."""
 
 import hashlib
 import shutil
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]  # phase, bytes so far, bytes in all
 
 @dataclass
 class _Job:
-    """All that is known before the first value is written."""
+    """Everything that is known before the first value is written."""
 
     recipe: Recipe
     sources: Sources
@@ -56,7 +56,7 @@ def build(
     progress: Progress = lambda phase, done, total: None,
     make_hub: "MakeHub | None" = None,
 ) -> Report:
-    """Carry a recipe out, or go on with it where an earlier run was interrupted."""
+    """Carry out a recipe, or resume it where an earlier run was interrupted."""
     recipe.check()
     if memory < SMALLEST_MEMORY:
         raise RecipeError(
@@ -83,7 +83,7 @@ def build(
 
 
 def _refuse_overlap(out: Path, recipe: Recipe) -> None:
-    """Writing into a source, or --force replacing one, would destroy what is being read."""
+    """Refuse an output directory that would overwrite a source while it is being read."""
     options = {"--base": recipe.base, "--shared-experts": recipe.shared_experts, "--mtp": recipe.mtp}
     for option, where in (options | {"--drafter": recipe.drafter}).items():
         if not where or where.startswith(HUB) or where == FP8:
@@ -121,15 +121,15 @@ def _open_all(
 
 
 def _prepare(recipe: Recipe, config: ModelConfig, sources: Sources) -> _Job:
-    """Plan, account for every tensor, look at the values that go wrong unseen, lay out the files."""
+    """Plan the units, account for every tensor, check the values and lay out the files."""
     base, shared, head, drafter = sources.base, sources.shared_experts, sources.mtp, sources.drafter
     plan = make_plan(recipe, config, sources)
-    rules = {"--base": base.close_ledger()}
+    rules = {"--base": base.report_unused()}
     if shared:
-        rules[shared.option] = shared.close_ledger("not used: this recipe takes only shared experts")
-        refuse_foreign(plan.twins, f"{shared.option} {shared.where}")
+        rules[shared.option] = shared.report_unused("not used: this recipe takes only shared experts")
+        refuse_foreign(plan.replaced, f"{shared.option} {shared.where}")
     if head:
-        rules[head.option] = head.close_ledger("not used: this recipe takes only the MTP head")
+        rules[head.option] = head.report_unused("not used: this recipe takes only the MTP head")
     refuse_dead_mtp(plan.mtp, (head or base).where)
     rules["MTP"] = [_mtp_line(sources, config)]
     rules["files"] = sort_files(base.checkpoint.directory)[1]
@@ -143,7 +143,7 @@ def _prepare(recipe: Recipe, config: ModelConfig, sources: Sources) -> _Job:
         units = drafter_units(drafter, raw, config, recipe)
         job.parts[f"{FOLDER}/"] = pack(units, recipe.shard_bytes)
         job.configs[f"{FOLDER}/"] = json_bytes(drafter_config(raw, header_of(units), recipe))
-        rules[drafter.option] = drafter.close_ledger()
+        rules[drafter.option] = drafter.report_unused()
     return job
 
 
@@ -163,7 +163,7 @@ def _mtp_line(sources: Sources, config: ModelConfig) -> str:
 
 
 def _write_weights(job: _Job, workspace: Workspace, report: Report, block: int, say: Say, progress: Progress) -> None:
-    """All weight files that an earlier run has not left whole. A file is hashed while the next one is written."""
+    """Write the weight files that an earlier run has not finished. A file is hashed while the next one is written."""
     files = job.files
     if workspace.begin(state(job.recipe, job.sources, files)):
         say(f"resuming: {sum(name in workspace.done for name in files)} of {len(files)} weight files are done")
@@ -208,7 +208,7 @@ def _check_space(workspace: Workspace, needed: int) -> None:
 
 
 def _finish(job: _Job, workspace: Workspace, report: Report) -> None:
-    """Index, small files, manifest, and config.json last of all; then the one rename."""
+    """Write index, small files and manifest, config.json last, then rename the result into place."""
     result, drafter = workspace.result, job.sources.drafter
     written = copy_files(sort_files(job.sources.base.checkpoint.directory)[0], result)
     if drafter and not drafter.hub:

@@ -1,4 +1,4 @@
-"""Values no build should carry on: an MTP head that was never filled, shared experts of another model.
+"""Checks of values before a build: refuses an MTP head that was never filled and shared experts of another model.
 
 Looks at a few rows per matrix; `stoker inspect --verify` reads every byte.
 """
@@ -18,7 +18,7 @@ LARGEST_DIFFERENCE = 0.3
 
 
 def refuse_dead_mtp(matrices: Iterable[Rows], where: str) -> None:
-    """Zeros load, draft and are never accepted: the failure that looks like slow hardware."""
+    """A head of zeros loads and drafts, and no draft is ever accepted: it looks like slow hardware."""
     for rows in matrices:
         values = _sample(rows)
         if not bool(torch.isfinite(values).all()):
@@ -31,9 +31,9 @@ def refuse_dead_mtp(matrices: Iterable[Rows], where: str) -> None:
             )
 
 
-def refuse_foreign(twins: Iterable[tuple[Rows, Rows]], option: str) -> None:
-    """Shared experts of a sibling have the same names and shapes; only their values tell."""
-    for ours, theirs in twins:
+def refuse_foreign(replaced: Iterable[tuple[Rows, Rows]], option: str) -> None:
+    """Shared experts of a sibling model have the same names and shapes; only their values differ."""
+    for ours, theirs in replaced:
         a, b = _sample(ours), _sample(theirs)
         difference = float((a - b).norm() / a.norm().clamp(min=1e-12))
         if not difference <= LARGEST_DIFFERENCE:

@@ -1,4 +1,4 @@
-"""Output files: which unit goes into which file at which byte, and writing them.
+"""Output files: which unit goes into which file at which offset, and how they are written.
 
 The layout follows from headers alone, so it is known before a value is read and is the same for every run.
 """
@@ -57,7 +57,7 @@ def pack(units: Sequence[Unit], limit: int) -> list[Shard]:
 
 def _shard(file: str, units: Sequence[Unit]) -> Shard:
     outs = [out for unit in units for out in unit.outputs]
-    # Wide dtypes first keeps every tensor aligned to its own item without gaps, which the format does not allow.
+    # With wide dtypes first, every tensor is aligned to its items without gaps, which the format does not allow.
     outs.sort(key=lambda out: (-ITEM_SIZES[out.dtype], out.name))
     header, begins = _header(outs)
     places = {out.name: (len(header) + begin, out.nbytes) for out, begin in zip(outs, begins, strict=True)}
@@ -77,7 +77,7 @@ def _header(outs: Sequence[Out]) -> tuple[bytes, list[int]]:
 
 
 def write_shard(path: Path, shard: Shard, block: int, advance: Advance) -> None:
-    """Written under another name, flushed to the disk, renamed: a file with its final name is whole."""
+    """Writes under another name, flushes to the disk and renames: a file with its final name is complete."""
     unfinished = path.with_name(path.name + UNFINISHED)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
@@ -137,7 +137,7 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Of the file as it reads back; its pages are then dropped, since nothing reads it again soon."""
+    """Of the file as read back from the disk. Drops its pages from the cache, since nothing reads it again soon."""
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if hasattr(os, "posix_fadvise"):

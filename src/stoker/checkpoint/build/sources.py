@@ -1,7 +1,7 @@
-"""The checkpoints a build takes from: their layers under the model's own names, and the fate of each of their tensors.
+"""The checkpoints that a build reads: their layers by parameter, and what becomes of each of their tensors.
 
-A base gives everything, a donor only some layers. Every tensor of either is entered in its ledger under a rule;
-what is left without one is an error.
+A base gives everything, a donor only some layers. Every tensor of either has a disposition, such as "copied unchanged";
+a tensor without one is an error.
 """
 
 import os
@@ -23,14 +23,14 @@ from stoker.weights.resolve import Place, Spelling
 
 @dataclass
 class Source:
-    """An opened checkpoint. `names` also has the tensors a hub holds and that were not fetched."""
+    """An opened checkpoint. `names` includes tensors that a hub holds and that were not fetched."""
 
     option: str  # --base, --shared-experts, --mtp, --drafter
     where: str  # as the user gave it
     checkpoint: Checkpoint
     names: Collection[str]
     hub: Mapping[str, Any] = field(default_factory=dict)  # repository, revision and bytes of a fetched source
-    fates: dict[str, str] = field(default_factory=dict)  # tensor -> rule
+    dispositions: dict[str, str] = field(default_factory=dict)  # tensor -> what becomes of it, and why
 
     def __post_init__(self) -> None:
         refuse_errors(self.checkpoint.format_problems, self.checkpoint.directory)
@@ -52,7 +52,7 @@ class Source:
         return {suffix: self.tensors[name] for suffix, name in layer.tensors.items()}
 
     def find(self, parameter: str, shape: Shape) -> dict[str, LayerFormat]:
-        """The layer of a parameter, or of experts that are stored one by one all of theirs; by plain tensor name."""
+        """The layer of a parameter, or all its layers where experts are stored one by one, by plain tensor name."""
         return {place.name: self._layer(place) for place in self._spelling.find(parameter, shape).places}
 
     def _layer(self, place: Place) -> LayerFormat:
@@ -79,28 +79,28 @@ class Source:
             "Name a checkpoint with a whole one: --mtp DIR or --mtp hf:REPO."
         )
 
-    def enter(self, names: Iterable[str], rule: str) -> None:
+    def account_for(self, names: Iterable[str], rule: str) -> None:
         for name in names:
-            self.fates[name] = rule
+            self.dispositions[name] = rule
 
-    def close_ledger(self, rule_for_rest: str = "") -> list[str]:
-        """A line per rule with its count; tensors without one get `rule_for_rest`, or are an error without it."""
+    def report_unused(self, rule_for_rest: str = "") -> list[str]:
+        """A line per disposition with its count. What has none gets `rule_for_rest`; without that it is an error."""
         rest: Counter[str] = Counter()
         for name in self.names:
-            if name in self.fates:
+            if name in self.dispositions:
                 continue
             if not rule_for_rest or (group_of(name) == OTHER and not is_rotary_table(name)):
                 self._refuse(name)
-            self.fates[name] = rule_for_rest
+            self.dispositions[name] = rule_for_rest
             rest[group_of(name)] += 1
-        counts = Counter(self.fates.values())
+        counts = Counter(self.dispositions.values())
         lines = [f"{count:,} tensor{'s' if count > 1 else ''} {rule}" for rule, count in counts.items()]
         if rest:
             lines[-1] += f" ({', '.join(f'{count:,} {group}' for group, count in rest.most_common())})"
         return lines
 
     def _refuse(self, name: str) -> None:
-        left = sum(1 for other in self.names if other not in self.fates)
+        left = sum(1 for other in self.names if other not in self.dispositions)
         info = self.tensors.get(name)
         stored = f"{info.file}: {name} {list(info.shape)} in {info.dtype}" if info else f"{self.where}: {name}"
         raise CheckpointError(
@@ -109,7 +109,7 @@ class Source:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What must not change while a build is under way."""
+        """What must not change between the start of a build and its resumption."""
         if self.hub:
             return {"option": self.option, **self.hub}
         directory = self.checkpoint.directory
@@ -122,7 +122,7 @@ class Source:
         }
 
     def origin(self) -> dict[str, Any]:
-        """What a manifest says of it: as the user named it, since a result travels and this machine's paths do not."""
+        """The entry for the manifest, with the path as the user gave it: results are copied to other machines."""
         found = self.identity()
         if not self.hub:
             found["path"] = self.where

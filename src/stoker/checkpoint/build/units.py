@@ -66,7 +66,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Convert:
-    """Rows of one or more layers, one below the other, in another format."""
+    """Rows of one or more layers, concatenated and converted to another format."""
 
     rows: tuple[Rows, ...]
     format: str
@@ -93,7 +93,7 @@ def whole(layer: LayerFormat, tensors: Mapping[str, TensorInfo]) -> tuple[Rows, 
 
 
 def outputs_of(name: str, shape: Shape, format: str) -> tuple[Out, ...]:
-    """The tensors of a weight in a format `convert` writes; `name` is that of the plain tensor."""
+    """The tensors that a weight has in a format `convert` writes; `name` is that of the plain tensor."""
     if format in PLAIN_DTYPES:
         return (Out(name, PLAIN_DTYPES[format], shape),)
     module, (n_out, n_in) = module_of(name), shape
@@ -118,7 +118,7 @@ def int4_group(format: str) -> int:
 
 
 def unfit(shape: Shape, format: str) -> str:
-    """Why a matrix cannot take this format; empty where it can."""
+    """Why a matrix cannot be stored in this format; empty if it can."""
     if format.startswith("int4"):
         group = int4_group(format)
         if shape[-1] % group:

@@ -1,4 +1,4 @@
-"""OUT.partial: where a build grows, how it resumes after a kill, and how it becomes OUT in one rename.
+"""OUT.partial: where a build is written, how it resumes after a kill, and how it becomes OUT in one rename.
 
     OUT.partial/state.json   the recipe, the sources as they were, the files that are done and their hashes
     OUT.partial/result/      what becomes OUT; its config.json is written last, so nothing loads it before
@@ -24,7 +24,7 @@ LOCK = "lock"
 
 
 class WorkspaceError(StokerError):
-    """An output directory that is taken, or a half-built one that belongs to another build."""
+    """An output directory that is in use, or an unfinished one that belongs to another build."""
 
 
 class Workspace:
@@ -39,7 +39,7 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One build at a time. The lock is the kernel's and goes with the process, however that ends."""
+        """Lets one build in at a time. The kernel releases the lock when the process ends, however it ends."""
         fresh = not self.partial.exists()
         self.partial.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -55,7 +55,7 @@ class Workspace:
             os.close(descriptor)
 
     def check_out(self) -> None:
-        """OUT must be free, or with --force be an earlier build."""
+        """OUT must not exist or, with --force, must be an earlier build."""
         if not self.out.exists():
             return
         if not self.force:
@@ -67,11 +67,11 @@ class Workspace:
             )
 
     def finished(self, recipe: Mapping[str, Any]) -> bool:
-        """Whether a run of this recipe was killed after it made OUT and before it had tidied up, which is done now."""
+        """Whether a run of this recipe was killed between making OUT and cleaning up; if so, cleans up."""
         if not self.out.exists() or not self.partial.exists() or self.result.exists():
             return False
         record = self.partial / STATE
-        if not record.exists():  # tidied up but for an empty directory
+        if not record.exists():  # only an empty directory is left
             record = self.out / "stoker.json"
         if (self.force and record.parent == self.out) or not record.exists():
             return False
@@ -80,9 +80,9 @@ class Workspace:
         return bool(same)
 
     def begin(self, state: Mapping[str, Any]) -> bool:
-        """Take up an earlier build of the same state, or start one; True where there is something to take up."""
+        """Resume an earlier build of the same state, or start one; True if there is one to resume."""
         path = self.partial / STATE
-        self._state = json.loads(json.dumps(state))  # as it reads back
+        self._state = json.loads(json.dumps(state))  # as it will be read back
         if path.exists():
             earlier = read_json(path)
             self.done = earlier.pop("done")
@@ -96,7 +96,7 @@ class Workspace:
         return False
 
     def record(self, file: str, digest: str) -> None:
-        """Only of files that are whole and flushed: on the next start they are taken as they are."""
+        """Only for files that are complete and flushed: a resumed build does not look at them again."""
         self.done[file] = digest
         self._save()
 
@@ -125,7 +125,7 @@ class Workspace:
             raise WorkspaceError(f"{self.partial} was laid out differently from what this build would do. {over}")
 
     def publish(self) -> None:
-        """Everything in `result` is on the disk; one rename makes it OUT."""
+        """Flush `result` to the disk, then make it OUT by one rename."""
         sync_tree(self.result)
         if self.out.exists():  # --force, as check_out has found
             if self.replaced.exists():
@@ -136,7 +136,7 @@ class Workspace:
         self.tidy()
 
     def tidy(self) -> None:
-        """The state goes last: while it is there, the next run knows that OUT is the result of it."""
+        """Removes the state last: as long as it exists, the next run knows that it describes OUT."""
         shutil.rmtree(self.fetched, ignore_errors=True)
         shutil.rmtree(self.replaced, ignore_errors=True)
         (self.partial / LOCK).unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def _shown(versions: Mapping[str, str]) -> str:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Replace a file in one step, on the disk before this returns."""
+    """Replace a file atomically; it is on the disk when this returns."""
     temporary = path.with_name(path.name + ".new")
     with temporary.open("wb") as file:
         file.write(data)

@@ -35,17 +35,17 @@ class Hash(Protocol):
 class Checksum:
     kind: Literal["sha256", "git blob"]
     digest: str
-    source: str  # the file that says so
+    source: str  # the file that it was read from
 
     def start(self, size: int) -> Hash:
-        """A hash that gives `digest` after the whole file, of `size` bytes, has gone through it."""
+        """A hash object that yields `digest` once it has been updated with the whole file of `size` bytes."""
         if self.kind == "sha256":
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
 
 def find_checksums(directory: Path) -> dict[str, Checksum]:
-    """Path below `directory` -> checksum; what was computed here wins over what the hub left."""
+    """Path below `directory` -> checksum; those computed on this machine take precedence over the hub's."""
     found: dict[str, Checksum] = {}
     for path in directory.iterdir():
         if path.is_symlink() and path.resolve().parent.name == "blobs":
@@ -71,7 +71,7 @@ def find_checksums(directory: Path) -> dict[str, Checksum]:
 
 
 def _lines(path: Path) -> list[str]:
-    """None of a file that is none, or far too large for what it should hold."""
+    """Empty for what is not a file, or is far too large for a list of checksums."""
     try:
         return read_small(path, MAX_LIST).decode("utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Is the MTP head there, whole, and made of weights? A head of zeros loads and drafts, and no draft is accepted.
+"""Is the MTP head present, complete and made of real weights? No draft of a head of zeros would be accepted.
 
 Every tensor of it is sampled: finite, not constant, and, for matrices, of a size like the trunk's tensors of its kind.
 """
@@ -16,13 +16,13 @@ from stoker.weights.names import EXPERTS, is_mtp, kind_of
 from stoker.weights.problems import Problem
 from stoker.weights.resolve import Resolution
 
-SPOT, EXPERT_SPOT = 64 << 10, 4 << 10  # bytes per spot and tensor; experts are many and alike
-# Between the rms of an MTP matrix and of its kin in several trunk layers; layers differ, so one alone says less. Noise
-# and forgotten scales are off by more than either.
+SPOT, EXPERT_SPOT = 64 << 10, 4 << 10  # bytes per spot; experts are many and alike, so less of each is read
+# Largest plausible ratio between the rms of an MTP matrix and that of its kind in the trunk: in several layers, or in
+# one alone, which says less since layers differ. Noise and forgotten scales are off by more than either.
 FACTOR, FACTOR_OF_ONE = 16.0, 128.0
-KIN = 4  # trunk matrices of a kind that are sampled
-LARGEST_NORM = 1e3  # norm weights have no such kin, but none is of this size
-SMALLEST_SPOT = 16  # values; fewer may be equal by chance
+SAMPLED = 4  # matrices of a kind that are sampled in the trunk
+LARGEST_NORM = 1e3  # norm weights are not compared with the trunk's, but none is as large as this
+SMALLEST_SPOT = 16  # values; fewer than this may be equal by chance
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ def inspect_mtp(resolution: Resolution, fresh_norm: float, reads: Reads) -> MtpR
         for place in places
         if place.layer and place.filled and not checkpoint.cut.intersection(place.layer.tensors.values())
     ]
-    kin = _Kin(resolution, reads)
+    trunk = _TrunkSizes(resolution, reads)
     faults: dict[str, list[tuple[LayerFormat, str]]] = {}
     for layer in whole:
         spots = sample(layer, checkpoint.tensors, reads, EXPERT_SPOT if EXPERTS in layer.name else SPOT)
-        if fault := _fault(spots, len(layer.shape) < 2, fresh_norm, kin.range(layer.name)):
+        if fault := _fault(spots, len(layer.shape) < 2, fresh_norm, trunk.range(layer.name)):
             faults.setdefault(fault[0], []).append((layer, fault[1]))
     missing = sum(place.missing for place in places)
     return MtpReport(
@@ -77,7 +77,7 @@ def _problem(kind: str, found: list[tuple[LayerFormat, str]], expected: int, che
     return Problem("error", message, checkpoint.tensors[tensor].file.name, tensor, fix)
 
 
-class _Kin:
+class _TrunkSizes:
     """Typical sizes of the trunk's matrices, by kind, taken from layers spread over it."""
 
     def __init__(self, resolution: Resolution, reads: Reads) -> None:
@@ -89,12 +89,12 @@ class _Kin:
         self._ranges: dict[str, tuple[float, float] | None] = {}
 
     def range(self, module: str) -> tuple[float, float] | None:
-        """Between what rms a matrix like this one is plausible; None where there are none to go by."""
+        """The plausible range of a matrix's rms; None if the trunk has no matrix of its kind."""
         kind = kind_of(module)
         if kind not in self._ranges:
             layers = self._layers.get(kind, []) if kind else []
             last = len(layers) - 1
-            some = {(layer := layers[last * i // (KIN - 1)]).name: layer for i in range(KIN)} if layers else {}
+            some = {(layer := layers[last * i // (SAMPLED - 1)]).name: layer for i in range(SAMPLED)} if layers else {}
             sizes = [size for _, layer in sorted(some.items()) if (size := _rms(self._sample(layer)))]
             factor = FACTOR if len(sizes) > 1 else FACTOR_OF_ONE
             self._ranges[kind] = (min(sizes) / factor, max(sizes) * factor) if sizes else None
@@ -114,7 +114,7 @@ def _fault(
     if vector and all((values == fresh).all() for values in spots):
         return None
     for values in spots:
-        # a small tensor comes as one spot, of which a part may never have been written
+        # a small tensor is sampled as one spot, and a part of it may never have been written
         for part in (values, *np.array_split(values, SPOTS)):
             if len(part) >= SMALLEST_SPOT and part.min() == part.max():
                 return "are constant where sampled", f" ({part[0]:g})"

@@ -29,7 +29,7 @@ from stoker.weights.resolve import Resolution, resolve_model
 
 CONFIG_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 UNREADABLE = "unreadable"
-SMALL = 0.01  # formats below this share of a group's bytes are not named in `format`, only in `formats`
+SMALL = 0.01  # formats with a smaller share of a group's bytes are listed in `formats` only
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
@@ -56,7 +56,7 @@ class Inspection:
     problems: tuple[Problem, ...]  # errors first
     files: int
     bytes_on_disk: int
-    bytes_read: int  # to find this out, --verify not counted
+    bytes_read: int  # by this inspection, without --verify
     verified: VerifyReport | None
 
     @property
@@ -108,7 +108,7 @@ class Inspection:
 
 
 def inspect(directory: Path, *, verify_bytes: bool = False, progress: Progress | None = None) -> Inspection:
-    """Everything known about `directory` from its headers; raises only where it is no directory at all."""
+    """Everything that headers and small samples tell about `directory`; raises only if it is not a directory."""
     reads = Reads()
     checkpoint = Checkpoint.scan(directory, reads)
     config, architecture, problems = _config(directory)
@@ -189,7 +189,7 @@ def _precision(config: ModelConfig, resolution: Resolution) -> list[Problem]:
 
 
 def _text_problems(directory: Path, config: ModelConfig | None) -> list[Problem]:
-    """Tokenizer, chat template and the second stop token: small files that are easily left behind in a copy."""
+    """Problems with tokenizer, chat template and stop tokens: small files that are easily forgotten in a copy."""
     if not any((directory / name).exists() for name in TOKENIZER):
         message = f"There is no tokenizer: expected {' or '.join(TOKENIZER)}."
         fix = "Copy the tokenizer files of the original model into the directory."

@@ -21,7 +21,7 @@ Parts = Mapping[str, TensorInfo]  # suffix -> tensor
 def sample(layer: LayerFormat, tensors: Mapping[str, TensorInfo], reads: Reads, spot_bytes: int) -> list[Values]:
     """Dequantised values at up to SPOTS places, each of about `spot_bytes` of the weight's file."""
     parts = {suffix: tensors[name] for suffix, name in layer.tensors.items()}
-    with np.errstate(all="ignore"):  # broken scales make NaN and Inf, which are for the caller to judge
+    with np.errstate(all="ignore"):  # broken scales give NaN and Inf, which the caller judges
         return _SAMPLERS[layer.format.partition("-g")[0]](layer, parts, reads, spot_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Every byte of a checkpoint, once, in bounded memory: NaN and Inf in float tensors, and checksums. No torch."""
+"""Reads every byte of a checkpoint once, in bounded memory: looks for NaN and Inf, compares checksums. No torch."""
 
 import os
 from bisect import bisect_right
@@ -16,7 +16,7 @@ from stoker.weights.headers import ITEM_SIZES, TensorInfo
 from stoker.weights.json_file import open_file
 from stoker.weights.problems import Problem, count
 
-BLOCK = 4 << 20  # bytes in memory per reader, plus as much again while they are looked at
+BLOCK = 4 << 20  # bytes in memory per reader, and as many again while they are checked
 READERS = 4
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -31,7 +31,7 @@ NON_FINITE = {
 class VerifyReport:
     bytes: int
     files: int  # safetensors files read
-    matching: int  # files whose checksum was known and right
+    matching: int  # files with a known checksum that is right
     without_checksum: tuple[str, ...]  # safetensors files that came with none
     problems: tuple[Problem, ...]
 
@@ -41,7 +41,9 @@ class _File:
     """What one pass over one file found."""
 
     name: str
-    bad: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> NaN or Inf values, place of the first
+    bad: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # tensor -> number of NaN or Inf values, index of the first
     digest: str | None = None
     error: str | None = None
 
@@ -78,7 +80,7 @@ def verify(checkpoint: Checkpoint, progress: Progress | None = None) -> VerifyRe
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:
         try:
             results = list(pool.map(read, names))
-        except BaseException:  # Ctrl-C: the readers would else go on to the end of their files
+        except BaseException:  # on Ctrl-C, the readers would otherwise read their files to the end
             stop.set()
             raise
     problems, matching = [], 0
@@ -132,7 +134,7 @@ def _blocks(path: Path, tensors: list[TensorInfo], stop: Event) -> Iterator[tupl
                 end -= (end - tensors[at].offset) % ITEM_SIZES[tensors[at].dtype]
                 file.seek(end)
             yield offset, buffer[: end - offset]
-            if hasattr(os, "posix_fadvise"):  # leave the page cache to the model that may be running
+            if hasattr(os, "posix_fadvise"):  # a running model may need the page cache
                 os.posix_fadvise(file.fileno(), offset, end - offset, os.POSIX_FADV_DONTNEED)
             offset = end
 
@@ -147,7 +149,7 @@ def _look(offset: int, block: memoryview, tensors: list[TensorInfo], bad: dict[s
         if info.dtype not in NON_FINITE or begin >= stop:
             continue
         kind, mask = NON_FINITE[info.dtype]
-        whole = (stop - begin) // ITEM_SIZES[info.dtype]  # a file cut short may end inside an element
+        whole = (stop - begin) // ITEM_SIZES[info.dtype]  # a truncated file may end inside an element
         values = np.frombuffer(block, kind, whole, begin - offset)
         wrong = (values & mask) == mask
         if number := int(np.count_nonzero(wrong)):

@@ -63,7 +63,7 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def check_values(self, where: str) -> None:
-        """Refuse scales (never weights: too many) that no quantiser writes; part of `from_tensors`."""
+        """Refuse scales that no quantiser writes (weights are not checked: too many); part of `from_tensors`."""
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -71,7 +71,7 @@ class WeightFormat(ABC):
 
 
 def expect_finite(scale: Tensor | None, suffix: str, where: str) -> None:
-    """One NaN scale turns a whole group of weights, then every logit, into NaN."""
+    """Refuse NaN and Inf: one such scale would turn a group of weights, and then every logit, into NaN."""
     if scale is None or scale.is_meta:
         return
     bad = ~torch.isfinite(scale.float())
@@ -84,7 +84,7 @@ def expect_finite(scale: Tensor | None, suffix: str, where: str) -> None:
 
 
 def expect_quantizable(weight: Tensor, kind: str, *, multiple_of: int = 1, where: str = "weight") -> None:
-    """What every quantiser asks of its input: a finite float matrix whose rows divide into whole groups."""
+    """Refuse what no quantiser takes: the input must be a finite float matrix whose rows divide into whole groups."""
     if weight.ndim < 2 or weight.numel() == 0 or not weight.is_floating_point():
         raise CheckpointError(f"{where}: {kind} quantises a float matrix, got {weight.dtype} {list(weight.shape)}.")
     if weight.shape[-1] % multiple_of:

@@ -56,7 +56,7 @@ class Fp8Block(WeightFormat):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Tensor(WeightFormat):
-    """w = weight * weight_scale. Activations, quantised by `input_scale`, are no business of this file."""
+    """w = weight * weight_scale. `input_scale` is for quantised activations, which Stoker does not use."""
 
     weight: Tensor  # [.., out, in] float8_e4m3fn
     weight_scale: Tensor  # [] or [1] fp32

@@ -1,4 +1,4 @@
-"""Which tensors, dtypes and shapes each format has on disk: the one place that says so.
+"""Which tensors, dtypes and shapes each format has on disk.
 
 Plain Python on (dtype, shape) pairs as safetensors headers spell them; no torch and no values.
 The format classes check their tensors through the same functions.
@@ -34,7 +34,7 @@ INSTEAD = (
 
 
 class UnreadFormat(CheckpointError):
-    """The files are whole, in a format that Stoker does not read: fetching them again does not help."""
+    """The files are whole but in a format that Stoker does not read: fetching them again does not help."""
 
 
 @dataclass(frozen=True)

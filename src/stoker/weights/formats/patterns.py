@@ -1,4 +1,4 @@
-"""The regular expressions of a quantization_config against the names of all layers. No torch.
+"""Matches the regular expressions of a quantization_config against the names of all layers. No torch.
 
 Both come from files, and some patterns take years on some names. They are matched in a child process that may use
 `SECONDS` of processor time, all in one call.
@@ -35,7 +35,7 @@ class Patterns:
         self._found: list[dict[str, str]] | None = None
 
     def first(self, field: str, how: How, patterns: Sequence[Pattern]) -> Callable[[str], str | None]:
-        """A function from one of the names to the entry of the first pattern that fits, if one does."""
+        """A function from a name to the entry of the first pattern that matches it, or None."""
         place = len(self._lists)
         self._lists.append((field, how, list(patterns)))
         return lambda name: self._matched()[place].get(name)
@@ -89,7 +89,7 @@ def first_matches(work: Sequence[tuple[How, Sequence[str]]], names: Sequence[str
     def stop(number: int, frame: FrameType | None) -> None:
         raise _TooLong
 
-    signal.signal(signal.SIGVTALRM, stop)  # matching looks at signals now and then
+    signal.signal(signal.SIGVTALRM, stop)  # the regex engine checks for signals now and then
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     at = (0, 0)
     found: list[list[tuple[int, int]]] = []

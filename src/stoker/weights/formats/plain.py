@@ -1,4 +1,4 @@
-"""BF16, FP16 and FP32 weights: the tensor is the weight. Fused experts, norms and embeddings are such."""
+"""BF16, FP16 and FP32 weights, stored as they are: norms, embeddings, fused experts and whatever was not quantised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Plain(WeightFormat):
     CHECK: ClassVar[layout.Check] = staticmethod(layout.plain)
 
     def check_values(self, where: str) -> None:
-        """No scales to judge; `stoker inspect --verify` reads the values."""
+        """There are no scales; `stoker inspect --verify` checks the values."""
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.weight.to(dtype)

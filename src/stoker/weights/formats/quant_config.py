@@ -32,7 +32,7 @@ class Expectation:
     format: str
     rule: str
     named: bool  # by a rule about this layer, not merely by the config's default
-    hybrid: str = ""  # a format that may stand here all the same
+    hybrid: str = ""  # another format that is accepted here
 
 
 Rules = Callable[[str], Expectation]
@@ -53,7 +53,7 @@ def rules_of(config: Mapping[str, Any] | None, modules: Sequence[str]) -> Rules:
 
 
 def _guarded(method: str, config: Mapping[str, Any], patterns: Patterns) -> Rules:
-    """A value of the wrong type anywhere in the config ("bits": "four") is the user's mistake, not a traceback."""
+    """Turns errors about values of the wrong type ("bits": "four") into a CheckpointError."""
 
     def refuse(error: Exception) -> CheckpointError:
         return CheckpointError(f"quantization_config ({method}) holds a value of the wrong kind: {str(error)[:200]}.")
@@ -74,7 +74,7 @@ def _guarded(method: str, config: Mapping[str, Any], patterns: Patterns) -> Rule
 
 def _auto_round(config: Mapping[str, Any], patterns: Patterns) -> Rules:
     extra = _mapping(config, "extra_config")
-    # A layer's own name holds dots, which as a pattern would match its neighbours' names too.
+    # A plain name has dots, which as a regular expression would match its neighbours' names too.
     described = [Pattern(key, key) for key in extra if set(key) & set("*+?^$()[]{}|\\")]
     fitting = patterns.first("extra_config", "search", described)
     named_blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or ()
@@ -282,7 +282,7 @@ def _default_rule(config: Mapping[str, Any]) -> str:
 
 
 def _ancestors(module: str) -> list[str]:
-    """The module itself, what it is in, what that is in."""
+    """The module itself and its parents, innermost first."""
     parts = module.split(".")
     return [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
 

@@ -1,6 +1,6 @@
-"""Which format has the layer named X? Read off the safetensors headers, then held against the config.
+"""Which format is a layer stored in? Read from the safetensors headers, then compared with the config.
 
-The headers decide; the config may only agree. File names play no part. Plain Python, no torch.
+The headers decide, and the config has to agree. File names do not matter. Plain Python, no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.weights.headers import ITEM_SIZES
 
 Header = Mapping[str, tuple[str, Shape]]  # tensor name -> (dtype, shape)
 
-# Fused experts carry no ".weight": the tensor is called like the module, and its scale has a suffix of its own.
+# Fused experts have no ".weight": the tensor is named like the module, and its scale has a suffix of its own.
 FUSED_SCALE = "_scale_inv"
 
 
@@ -41,9 +41,9 @@ class Finding:
     tensor: str
     expected: str
     found: str
-    rule: str  # of the config, empty where the headers alone are at fault
+    rule: str  # in the config; empty if the headers contradict themselves
     severity: Literal["error", "note"] = "error"
-    unread: bool = False  # whole files in a format Stoker does not read
+    unread: bool = False  # the files are whole, but Stoker does not read their format
 
     def __str__(self) -> str:
         if not self.rule:
@@ -64,13 +64,13 @@ class FormatTable:
 
 
 def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = None) -> FormatTable:
-    """Every layer of a checkpoint; what cannot be read becomes a finding and never an exception."""
+    """Every layer of a checkpoint; what cannot be read becomes a finding, never an exception."""
     modules: dict[str, list[str]] = {}
     for tensor in header:
         modules.setdefault(split_name(tensor, header)[0], []).append(tensor)
     layers: dict[str, LayerFormat] = {}
     findings: list[Finding] = []
-    rules: Rules | None = None  # None: the config cannot be read, and is not compared with
+    rules: Rules | None = None  # None: the config cannot be read, so nothing is compared with it
     try:
         rules = rules_of(quantization_config, list(modules))
     except CheckpointError as error:
@@ -112,7 +112,7 @@ def _failure(place: str, expected: str, error: CheckpointError) -> Finding:
 
 
 def split_name(tensor: str, header: Header) -> tuple[str, str]:
-    """Module and suffix. A tensor with no suffix we know is a module of its own, whose weight it is."""
+    """Module and suffix. A tensor without a known suffix is the weight of a module of the same name."""
     module, _, suffix = tensor.rpartition(".")
     if suffix in SUFFIXES and module:
         return module, suffix
@@ -130,7 +130,7 @@ def _layer(module: str, tensors: list[str], header: Header) -> LayerFormat:
             raise CheckpointError(f"{module} is stored twice, as {by_suffix[suffix]} and as {tensor}.")
         by_suffix[suffix] = tensor
     parts = {suffix: (header[tensor][0], tuple(header[tensor][1])) for suffix, tensor in by_suffix.items()}
-    # compressed-tensors names the scales of 128x128 blocks as it names all others
+    # compressed-tensors calls the scales of 128x128 blocks weight_scale, like all others
     if parts.get("weight", ("",))[0] == "F8_E4M3" and _has_block_scales(parts):
         by_suffix["weight_scale_inv"] = by_suffix.pop("weight_scale")
         parts["weight_scale_inv"] = parts.pop("weight_scale")
