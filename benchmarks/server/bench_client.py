@@ -86,10 +86,10 @@ async def _measure(port: int, streams: int) -> tuple[list[list[float]], float]:
     async with Target(f"http://127.0.0.1:{port}", "mock") as target:
         cell = Cell("load", concurrency=streams, rounds=1, seconds=1.0)  # each stream asks once: an answer takes longer
         runner = Runner([target], Plan([cell]), Options(), Journal(None, {}), "salt", own={"load": [prompt]})
-        runner.heard = lambda request, answer: found.append([chunk.at for chunk in answer.chunks])
+        runner.on_answer = lambda request, answer: found.append([chunk.at for chunk in answer.chunks])
         await runner.run()
         assert not any(request.failure for request in runner.requests), runner.requests[0].failure
-        return found, runner.pulse.cpu_s / runner.pulse.wall_s
+        return found, runner.overhead.cpu_s / runner.overhead.wall_s
 
 
 def _mock(pipe: Connection, streams: int, rate: int, seconds: float) -> None:

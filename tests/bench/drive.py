@@ -7,7 +7,7 @@ from stoker.bench.document import document
 from stoker.bench.environment import environment
 from stoker.bench.journal import Journal
 from stoker.bench.record import Document, Workload
-from stoker.bench.run import Runner
+from stoker.bench.run import Runner, Watcher
 from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
 from tests.bench.mock import Mock, expected
@@ -21,19 +21,15 @@ async def bench(mock: Mock, cell: Cell, timeout: float = 30.0, **settings: Any) 
         watcher = _Forgetful(mock)
         runner.watcher = watcher
         await runner.run()
-        facts = environment(datetime.now(UTC), [], [target.facts()], runner.pulse.client(runner.requests))
+        facts = environment(datetime.now(UTC), [], [target.facts()], runner.overhead.client(runner.requests))
         return document("test", runner.requests, facts, not runner.interrupted, [])
 
 
-class _Forgetful:
+class _Forgetful(Watcher):
     """Empties the mock's record after the warm-up round."""
 
     def __init__(self, mock: Mock) -> None:
         self._mock = mock
-
-    def round(self, cell: Any, server: str, number: int) -> None: ...
-    def preparing(self, cell: Any) -> None: ...
-    def finished(self, ok: bool) -> None: ...
 
     def round_done(self, cell: Any, server: str, number: int, requests: Any) -> None:
         if number == 0:

@@ -50,7 +50,7 @@ class Conversation:
     """One run through all points. `salt` stands in the first tool, which templates put first: a cold start."""
 
     def __init__(self, target: "Target", salt: str, tool_share: float = TOOL_SHARE) -> None:
-        self._target, self._dice, self._share = target, Random(salt), tool_share
+        self._target, self._rng, self._share = target, Random(salt), tool_share
         self._salt = salt
         self._messages: list[Body] = [
             {"role": "system", "content": "You are a coding agent. Use the tools; change one thing at a time."},
@@ -99,15 +99,15 @@ class Conversation:
 
     def _closing(self) -> str:
         """What leads to a tool call next, or to an explanation, in the share that was asked for."""
-        thing, state = self._dice.choice(("valve", "pump", "relay", "fuse")), self._dice.choice(("tested", "stored"))
-        if self._dice.random() < self._share:
+        thing, state = self._rng.choice(("valve", "pump", "relay", "fuse")), self._rng.choice(("tested", "stored"))
+        if self._rng.random() < self._share:
             forms = (
                 f"2 matches in src/{thing}/{state}.py. Read that file next.",
                 f"src/{thing} has changed since. List the directory src/{thing} next.",
                 f"1 test failed in tests/{thing}/test_{state}.py. Run it alone next with pytest.",
                 f"The name {state}_{thing} may be used elsewhere. Search for it next.",
             )
-            return self._dice.choice(forms)
+            return self._rng.choice(forms)
         return f"Before going on, explain in three sentences what {thing} and {state} have to do with the failure."
 
 

@@ -64,7 +64,7 @@ class Answer:
 def read(exchange: Exchange) -> Answer:
     answer = Answer()
     if exchange.status != 200:
-        answer.failure = _refusal(exchange)
+        answer.failure = _http_failure(exchange)
         return answer
     ended = False
     try:
@@ -72,7 +72,7 @@ def read(exchange: Exchange) -> Answer:
             if event is None:
                 ended = True
             elif event.get("error") or event.get("object") == "error":
-                answer.failure = Failure("error in stream", 200, _complaint(event))
+                answer.failure = Failure("error in stream", 200, _error_message(event))
                 return answer
             else:
                 _take(answer, at, event)
@@ -202,18 +202,18 @@ def _spread(chunks: list[Chunk], total: int) -> None:
         chunk.tokens, given = upto - given, upto
 
 
-def _refusal(exchange: Exchange) -> Failure:
+def _http_failure(exchange: Exchange) -> Failure:
     if not exchange.status:
         return Failure(exchange.failure, 0, exchange.reason[:MESSAGE_LIMIT])
     body = exchange.body.decode("utf-8", "replace")
     try:
-        message = _complaint(json.loads(body))
+        message = _error_message(json.loads(body))
     except ValueError:
         message = body
     return Failure(f"http {exchange.status}", exchange.status, message.strip()[:MESSAGE_LIMIT])
 
 
-def _complaint(body: Any) -> str:
+def _error_message(body: Any) -> str:
     """The sentence in an error body, else all of it."""
     found = body
     for key in ("error", "message"):

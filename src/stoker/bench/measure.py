@@ -1,16 +1,20 @@
 """From an answer and its times to a record: the per-request formulas of docs/benchmarks.md."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from stoker.bench.answer import Answer, steps
-from stoker.bench.metrics_page import Passed
 from stoker.bench.quality import problems
 from stoker.bench.record import Request
 from stoker.bench.wire import Exchange
 
 TEXT_KEPT = 400
+ACCEPTED = "spec_decode_num_accepted_tokens_total"
+DRAFTS = "spec_decode_num_drafts_total"
+GENERATED = "generation_tokens_total"
+AGREE = 0.02
 
 
 def to_request(
@@ -96,7 +100,32 @@ def _steps_per_s(request: Request, made: int | None) -> float | None:
     return (made - before) / seconds if made is not None and made > before and seconds > 0 else None
 
 
-def spread_metric_steps(requests: Sequence[Request], gained: Passed | None) -> None:
+@dataclass(frozen=True)
+class CounterGain:
+    """What a server's counters gained while requests ran.
+
+    They count everybody's requests, so a difference is believed only if it has as many tokens as came here.
+    """
+
+    accepted: float
+    drafts: float
+    generated: float | None
+
+    def ours(self, tokens: int) -> bool:
+        """Whether it can only have been our requests."""
+        return self.generated is not None and abs(self.generated - tokens) <= max(2.0, AGREE * tokens)
+
+
+def counter_gain(before: dict[str, float], after: dict[str, float]) -> CounterGain | None:
+    """None where the server has no speculation counters."""
+    if ACCEPTED not in after or DRAFTS not in after:
+        return None
+    gained = {name: after[name] - before.get(name, 0.0) for name in (ACCEPTED, DRAFTS)}
+    generated = after[GENERATED] - before.get(GENERATED, 0.0) if GENERATED in after else None
+    return CounterGain(gained[ACCEPTED], gained[DRAFTS], generated)
+
+
+def spread_metric_steps(requests: Sequence[Request], gained: CounterGain | None) -> None:
     """Where answers say nothing of speculation but the server's counters do: the round's steps, shared by tokens."""
     answered = [r for r in requests if r.failure is None and r.steps is not None]
     if gained is None or not answered or any(r.steps_source == "response" for r in requests):

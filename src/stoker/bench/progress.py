@@ -7,11 +7,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from stoker.bench.record import Request
+from stoker.bench.run import Watcher
 from stoker.bench.suites import Cell
 
 
-class Bars:
-    """A `Watcher`; use as a context manager."""
+class Bars(Watcher):
+    """Use as a context manager."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], servers: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -32,17 +33,17 @@ class Bars:
     ) -> None:
         self._bar.stop()
 
-    def round(self, cell: Cell, server: str, number: int) -> None:
+    def round_started(self, cell: Cell, server: str, number: int) -> None:
         what = f"run {number} of {cell.rounds}" if number else "warm-up"
         known = cell.seconds is None and not cell.histories and cell.depth is None
         self._done = self._failed = 0
         self._bar.update(self._all, description=f"{cell.title} on {server}, {what}{self._speed}")
         self._bar.reset(self._one, total=cell.concurrency * cell.each if known else None, description="requests")
 
-    def preparing(self, cell: Cell) -> None:
+    def fitting_prompts(self) -> None:
         self._bar.update(self._one, description="fitting prompts")
 
-    def finished(self, ok: bool) -> None:
+    def request_done(self, ok: bool) -> None:
         self._done, self._failed = self._done + 1, self._failed + (not ok)
         failed = f", {self._failed} failed" if self._failed else ""
         self._bar.update(self._one, completed=self._done, description=f"requests{failed}")

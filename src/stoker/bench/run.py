@@ -2,48 +2,37 @@
 
 import asyncio
 import gc
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 
-from stoker.bench import agent, texts
+from stoker.bench import agent
 from stoker.bench.answer import Answer, count, needs_tokenizer, read
-from stoker.bench.fit import Body, fit
 from stoker.bench.journal import Journal
-from stoker.bench.measure import spread_metric_steps, to_request
-from stoker.bench.metrics_page import passed
-from stoker.bench.pulse import Power, Pulse
+from stoker.bench.measure import counter_gain, spread_metric_steps, to_request
+from stoker.bench.overhead import Overhead, Power
 from stoker.bench.record import Request
 from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
 from stoker.bench.wire import Exchange
-from stoker.bench.workloads import WORKLOADS, Prompt, Prompts
+from stoker.bench.workloads import WORKLOADS, Prompt, Prompts, depth_prompts
 from stoker.errors import BenchError
 
-Heard = Callable[[Request, Answer], None]
+OnAnswer = Callable[[Request, Answer], None]
 
 
-class Watcher(Protocol):
-    """Somebody who looks on, such as a progress bar."""
+class Watcher:
+    """Is told of progress and does nothing; `progress.Bars` draws it."""
 
-    def round(self, cell: Cell, server: str, number: int) -> None: ...
-    def preparing(self, cell: Cell) -> None: ...
-    def finished(self, ok: bool) -> None: ...
-    def round_done(self, cell: Cell, server: str, number: int, requests: Sequence[Request]) -> None: ...
-
-
-class Silent:
-    def round(self, cell: Cell, server: str, number: int) -> None: ...
-    def preparing(self, cell: Cell) -> None: ...
-    def finished(self, ok: bool) -> None: ...
+    def round_started(self, cell: Cell, server: str, number: int) -> None: ...
+    def fitting_prompts(self) -> None: ...
+    def request_done(self, ok: bool) -> None: ...
     def round_done(self, cell: Cell, server: str, number: int, requests: Sequence[Request]) -> None: ...
 
 
 @dataclass
-class Landed:
-    """An exchange that is over, with what was asked."""
+class Finished:
+    """A request that is over, whatever came of it."""
 
     prompt: Prompt
     exchange: Exchange
@@ -58,17 +47,17 @@ class Runner:
     options: Options
     journal: Journal
     salt: str
-    watcher: Watcher = field(default_factory=Silent)
+    watcher: Watcher = field(default_factory=Watcher)
     power: Power | None = None
-    heard: Heard | None = None  # gets every answer, with its token ids
+    on_answer: OnAnswer | None = None  # gets every answer, with its token ids
     own: dict[str, list[Prompt]] = field(default_factory=dict)  # prompts given by the user, by cell name
-    pulse: Pulse = field(default_factory=Pulse)
+    overhead: Overhead = field(default_factory=Overhead)
     requests: list[Request] = field(default_factory=list)
     interrupted: bool = False
-    trouble: str = ""  # why it stopped early on its own
+    stop_reason: str = ""  # why it stopped early on its own
 
     async def run(self) -> None:
-        """Fills `requests`. Cancelled (Ctrl-C) or in trouble, it keeps requests that came to their end."""
+        """Fills `requests`. Those that came to their end are kept if it is cancelled (Ctrl-C) or the server fails."""
         self.requests = list(self.journal.requests)
         self._begin = self.targets[0].clock() - max((r.started_s + (r.total_s or 0) for r in self.requests), default=0)
         # servers are asked the same, word for word, but never one server the same twice: its cache would know it
@@ -86,7 +75,7 @@ class Runner:
         except BenchError as error:
             if not self.requests:
                 raise
-            self.interrupted, self.trouble = True, str(error)
+            self.interrupted, self.stop_reason = True, str(error)
 
     async def _cell(self, cell: Cell) -> None:
         keys = {
@@ -108,30 +97,30 @@ class Runner:
                     self.journal.add(key, requests)
 
     async def _round(self, cell: Cell, target: Target, number: int) -> list[Request]:
-        self.watcher.round(cell, target.name, number)
-        landed: list[Landed] = []
+        self.watcher.round_started(cell, target.name, number)
+        finished: list[Finished] = []
         before = await target.scrape()
         gc.disable()  # a collection in the middle would be measured as the server's pause
         requests: list[Request] = []
         try:
             if cell.histories:
-                await self._conversation(cell, target, number, landed)
+                await self._conversation(cell, target, number, finished)
             elif cell.depth is not None:
-                await self._depth(cell, target, landed)
+                await self._depth(cell, target, finished)
             else:
-                await self._streams(cell, target, number, landed)
+                await self._streams(cell, target, number, finished)
         finally:
             gc.enable()
-            requests = await self._records(cell, target, number, landed)
+            requests = await self._records(cell, target, number, finished)
             if number:
                 after = await target.scrape()
-                spread_metric_steps(requests, passed(before, after) if after else None)
+                spread_metric_steps(requests, counter_gain(before, after) if after else None)
                 self.requests += requests
             self.watcher.round_done(cell, target.name, number, requests)
         return requests
 
-    async def _streams(self, cell: Cell, target: Target, number: int, landed: list[Landed]) -> None:
-        self.watcher.preparing(cell)
+    async def _streams(self, cell: Cell, target: Target, number: int, finished: list[Finished]) -> None:
+        self.watcher.fitting_prompts()
         names = cell.workloads or (cell.name,)
         streams = cell.concurrency if cell.rate is None else max(4, round(cell.rate))
         own = self.own.get(cell.name)
@@ -141,11 +130,11 @@ class Runner:
             self._capped(await self._prompt(cell, target, names[i % len(names)], first + i)) for i in range(streams)
         ]
         await target.open(streams)
-        dice = self._prompts[target.name].dice
+        rng = self._prompts[target.name].rng
         loop = asyncio.get_running_loop()
 
         def salted(prompt: Prompt) -> Prompt:
-            return prompt.resalted(dice) if cell.variant == "cold" else prompt
+            return prompt.resalted(rng) if cell.variant == "cold" else prompt
 
         each = cell.each if number else 1  # one is enough to warm up
 
@@ -153,18 +142,18 @@ class Runner:
             done = 0
             while (until is None and done < each) or (until is not None and loop.time() < until):
                 prompt = prompts[(place + done) % len(prompts)]
-                await self._ask(target, salted(prompt) if done else prompt, cell.variant, None, landed)
+                await self._ask(target, salted(prompt) if done else prompt, cell.variant, None, finished)
                 done += 1
 
-        with self.pulse.beating(self.power):
+        with self.overhead.measuring(self.power):
             until = loop.time() + cell.seconds if cell.seconds is not None else None
             if cell.rate is None:
                 await asyncio.gather(*(stream(place, until) for place in range(streams)))
             else:
-                await self._arrivals(cell, target, number, prompts, landed)
+                await self._arrivals(cell, target, number, prompts, finished)
 
     async def _arrivals(
-        self, cell: Cell, target: Target, number: int, prompts: list[Prompt], landed: list[Landed]
+        self, cell: Cell, target: Target, number: int, prompts: list[Prompt], finished: list[Finished]
     ) -> None:
         """Requests come at random moments (a Poisson process of known count, so that the rate offered is the rate asked
         for), whether or not earlier ones are answered; at the same moments for every server."""
@@ -176,45 +165,45 @@ class Runner:
         try:
             for place, moment in enumerate(moments):
                 await asyncio.sleep(max(began + moment - loop.time(), 0))
-                prompt = prompts[place % len(prompts)].resalted(self._prompts[target.name].dice)
-                asking.append(asyncio.ensure_future(self._ask(target, prompt, "cold", None, landed)))
+                prompt = prompts[place % len(prompts)].resalted(self._prompts[target.name].rng)
+                asking.append(asyncio.ensure_future(self._ask(target, prompt, "cold", None, finished)))
             await asyncio.gather(*asking)
         except asyncio.CancelledError:
             for task in asking:
                 task.cancel()
             raise
 
-    async def _conversation(self, cell: Cell, target: Target, number: int, landed: list[Landed]) -> None:
+    async def _conversation(self, cell: Cell, target: Target, number: int, finished: list[Finished]) -> None:
         """The warm-up is a conversation as far as the first point."""
         points = cell.histories if number else cell.histories[:1]
-        talk = agent.Conversation(target, f"{self._salts[target.name]}/{number}", self.options.tool_share)
+        conversation = agent.Conversation(target, f"{self._salts[target.name]}/{number}", self.options.tool_share)
         await target.open(1)
         for turn in agent.turns(points):
-            self.watcher.preparing(cell)
-            prompt = self._capped(await talk.prompt(turn))
-            with self.pulse.beating(self.power):
+            self.watcher.fitting_prompts()
+            prompt = self._capped(await conversation.prompt(turn))
+            with self.overhead.measuring(self.power):
                 variant = "load" if turn.load else "warm"
-                exchange = await self._ask(target, prompt, variant, turn.history, landed)
+                exchange = await self._ask(target, prompt, variant, turn.history, finished)
             answer = read(exchange)
             if answer.failure is not None:
                 return  # the rest of the conversation has no history to stand on
-            talk.answered(answer)
+            conversation.answered(answer)
 
-    async def _depth(self, cell: Cell, target: Target, landed: list[Landed]) -> None:
+    async def _depth(self, cell: Cell, target: Target, finished: list[Finished]) -> None:
         """As llama-benchy with prefix caching: load `depth` tokens of context, then ask with `pp` tokens more."""
-        self.watcher.preparing(cell)
-        depth, dice = cell.depth or 0, self._prompts[target.name].dice
+        self.watcher.fitting_prompts()
+        depth, rng = cell.depth or 0, self._prompts[target.name].rng
         loads, asks = [], []
         for _ in range(cell.concurrency):
-            salt = f"{dice.getrandbits(48):012x}"
-            load, ask = await _depth_prompts(target, cell, salt)
+            salt = f"{rng.getrandbits(48):012x}"
+            load, ask = await depth_prompts(target, cell.name, salt, depth, cell.pp, cell.tg)
             loads.append(load)
             asks.append(ask)
         await target.open(cell.concurrency)
-        with self.pulse.beating(self.power):
+        with self.overhead.measuring(self.power):
             if depth:
-                await asyncio.gather(*(self._ask(target, load, "load", depth, landed) for load in loads if load))
-            await asyncio.gather(*(self._ask(target, ask, cell.variant, depth, landed) for ask in asks))
+                await asyncio.gather(*(self._ask(target, load, "load", depth, finished) for load in loads if load))
+            await asyncio.gather(*(self._ask(target, ask, cell.variant, depth, finished) for ask in asks))
 
     async def _prompt(self, cell: Cell, target: Target, name: str, number: int) -> Prompt:
         prompts = self._prompts[target.name]
@@ -228,18 +217,18 @@ class Runner:
         return prompt
 
     async def _ask(
-        self, target: Target, prompt: Prompt, variant: str, depth: int | None, landed: list[Landed]
+        self, target: Target, prompt: Prompt, variant: str, depth: int | None, finished: list[Finished]
     ) -> Exchange:
         exchange = await target.ask(prompt.body)
-        landed.append(Landed(prompt, exchange, variant, depth))
-        self.watcher.finished(exchange.status == 200 and not exchange.failure)
+        finished.append(Finished(prompt, exchange, variant, depth))
+        self.watcher.request_done(exchange.status == 200 and not exchange.failure)
         return exchange
 
-    async def _records(self, cell: Cell, target: Target, number: int, landed: list[Landed]) -> list[Request]:
+    async def _records(self, cell: Cell, target: Target, number: int, finished: list[Finished]) -> list[Request]:
         """Read what came, now that nothing is being timed."""
         requests = []
-        watts = sum(self.pulse.watts) / len(self.pulse.watts) if self.pulse.watts else None
-        for each in landed:
+        watts = sum(self.overhead.watts) / len(self.overhead.watts) if self.overhead.watts else None
+        for each in finished:
             answer = read(each.exchange)
             counted = (
                 await target.counter.text(answer.text) if needs_tokenizer(answer) and target.counter.cheap else None
@@ -263,29 +252,6 @@ class Runner:
             if answer.speculation is not None:
                 target.speculation = "per response"
             requests.append(request)
-            if self.heard is not None and number:
-                self.heard(request, answer)
+            if self.on_answer is not None and number:
+                self.on_answer(request, answer)
         return requests
-
-
-async def _depth_prompts(target: Target, cell: Cell, salt: str) -> tuple[Prompt | None, Prompt]:
-    material = texts.Material(texts.prose, salt)
-    name, depth, context = cell.name, cell.depth or 0, ""
-
-    def loading(filler: str) -> Body:
-        return {"messages": [{"role": "system", "content": f"{salt} {filler}"}, {"role": "user", "content": "."}]}
-
-    load: Prompt | None = None
-    if depth:
-        body, tokens = await fit(loading, material, depth, target.counter)
-        context = body["messages"][0]["content"]
-        load = Prompt(name, json.loads(json.dumps({**body, "max_tokens": cell.tg})), tokens)
-
-    def asking(filler: str) -> Body:
-        before = [{"role": "system", "content": context}] if depth else []
-        task = f"{'' if depth else salt} {filler}\n\nContinue this text in the same manner, at length."
-        return {"messages": [*before, {"role": "user", "content": task}], "max_tokens": cell.tg}
-
-    more = texts.Material(texts.prose, f"{salt}+")
-    body, tokens = await fit(asking, more, depth + cell.pp, target.counter)
-    return load, Prompt(name, body, tokens)

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from stoker.bench.metrics_page import counters
 from stoker.bench.record import ServerFacts
 from stoker.bench.tokens import Counter, Refused, find_counter
 from stoker.bench.wire import Clock, Exchange, open_connections, open_session, timed_post
@@ -26,7 +25,7 @@ EVERYTHING: dict[str, Any] = {
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 PLAIN_OPENAI: dict[str, Any] = dict(USAGE)
 NOTHING: dict[str, Any] = {}
-DIALECTS = (EVERYTHING, USAGE, PLAIN_OPENAI, NOTHING)
+FIELD_SETS = (EVERYTHING, USAGE, PLAIN_OPENAI, NOTHING)
 
 
 class Target:
@@ -55,7 +54,7 @@ class Target:
         self.has_metrics = False
         self.speculation = "none seen"
         self._extra, self._tokenizer = extra or {}, tokenizer
-        self._dialect = EVERYTHING
+        self._fields = EVERYTHING
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -76,8 +75,8 @@ class Target:
 
     def body(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What is sent: the request, streaming, and every way of learning token counts that this server takes."""
-        body = {"model": self.model, "temperature": 0, **asked, "stream": True, **self._dialect, **self._extra}
-        if self._dialect is PLAIN_OPENAI:
+        body = {"model": self.model, "temperature": 0, **asked, "stream": True, **self._fields, **self._extra}
+        if self._fields is PLAIN_OPENAI:
             body["max_completion_tokens"] = body.pop("max_tokens", None)
             del body["temperature"]
         return body
@@ -133,7 +132,7 @@ class Target:
         how = self.counter.how
         return ServerFacts(self.name, self.url, self.model, self.engine, self.context, how, self.speculation)
 
-    async def _ready(self) -> None:
+    async def _wait_until_ready(self) -> None:
         """A server that is still loading says so at /ready or /health; others have neither, or answer at once."""
         assert self._session is not None
         deadline = time.monotonic() + self.timeout
@@ -144,11 +143,11 @@ class Target:
                         if response.status != 503:
                             break
                 except (aiohttp.ClientError, TimeoutError, OSError):
-                    return  # `_discover` tells it better
+                    return  # `_discover` has the better message
                 await asyncio.sleep(0.5)
 
     async def _discover(self) -> None:
-        await self._ready()
+        await self._wait_until_ready()
         try:
             listed = _object(await self._get_text("/v1/models"), f"{self.url}/v1/models").get("data") or []
         except BenchError as error:
@@ -179,20 +178,20 @@ class Target:
             self.has_metrics = bool(counters(await self._get_text("/metrics")))
         except BenchError:
             self.has_metrics = False
-        self._dialect = await self._agree()
+        self._fields = await self._accepted_fields()
         self.counter = await find_counter(self, self._tokenizer)
 
-    async def _agree(self) -> dict[str, Any]:
-        """A request for one token tells what the server takes. One that takes nothing is asked for everything."""
+    async def _accepted_fields(self) -> dict[str, Any]:
+        """Tries requests for one token until the server takes one. A server that takes none is asked for everything."""
         assert self._session is not None
-        for dialect in DIALECTS:
-            self._dialect = dialect
+        for fields in FIELD_SETS:
+            self._fields = fields
             body = self.body({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
             try:
                 async with self._session.post(f"{self.url}/v1/chat/completions", json=body) as response:
                     await response.read()
                     if response.status not in (400, 422):
-                        return dialect
+                        return fields
             except (aiohttp.ClientError, TimeoutError, OSError):
                 break
         return EVERYTHING
@@ -223,4 +222,19 @@ def _object(text: str, where: str) -> dict[str, Any]:
         raise BenchError(f"{where} answered something that is no JSON: {text[:200]}") from error
     if not isinstance(found, dict):
         raise BenchError(f"{where} answered a JSON value that is no object: {text[:200]}")
+    return found
+
+
+def counters(page: str) -> dict[str, float]:
+    """A Prometheus page: counters by name, summed over labels."""
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        head, _, value = line.rpartition(" ")
+        name = head.partition("{")[0].strip().rpartition(":")[2]  # vllm:, sglang:, stoker: alike
+        try:
+            found[name] = found.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
     return found

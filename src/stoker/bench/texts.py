@@ -97,12 +97,12 @@ _REASONS = (
 )
 
 
-def prose(dice: Random) -> str:
+def prose(rng: Random) -> str:
     """A sentence or two of an ordinary record, with figures in it."""
-    name, other = dice.choice(_NAMES), dice.choice(_NAMES)
-    thing, part = dice.choice(_THINGS), dice.choice(_THINGS)
-    place, state, reason = dice.choice(_PLACES), dice.choice(_STATES), dice.choice(_REASONS)
-    number, cost, days = dice.randint(100, 9999), dice.randint(12, 4800), dice.randint(2, 90)
+    name, other = rng.choice(_NAMES), rng.choice(_NAMES)
+    thing, part = rng.choice(_THINGS), rng.choice(_THINGS)
+    place, state, reason = rng.choice(_PLACES), rng.choice(_STATES), rng.choice(_REASONS)
+    number, cost, days = rng.randint(100, 9999), rng.randint(12, 4800), rng.randint(2, 90)
     forms = (
         f"In {place} the {thing} number {number} was {state} on day {days}, because {reason}. ",
         f"{name} asked {other} whether the {part} behind the {thing} could wait {days} days; no, as {reason}. ",
@@ -113,12 +113,12 @@ def prose(dice: Random) -> str:
         f"{other} keeps {days} of these in {place}; each {part} costs {cost} euros less than the {thing} it protects. ",
         f"Nobody in {place} remembers who {state} the {part}, but the sheet says {name}, number {number}. ",
     )
-    return dice.choice(forms)
+    return rng.choice(forms)
 
 
-def hungarian(dice: Random) -> str:
-    name, place = dice.choice(_NAMES), dice.choice(_PLACES)
-    number, cost, days = dice.randint(100, 9999), dice.randint(2, 900) * 100, dice.randint(2, 90)
+def hungarian(rng: Random) -> str:
+    name, place = rng.choice(_NAMES), rng.choice(_PLACES)
+    number, cost, days = rng.randint(100, 9999), rng.randint(2, 900) * 100, rng.randint(2, 90)
     forms = (
         f"A(z) {number}. számú gépet {name} {days} nap után vizsgálta meg, és {cost} forintért megjavította. ",
         f"{place} városában a raktár {days} napig zárva volt, ezért a szállítmány késve indult el. ",
@@ -127,13 +127,13 @@ def hungarian(dice: Random) -> str:
         f"A {place} felé tartó teherautó {number} csomagot vitt, köztük három törékenyet. ",
         f"Az ellenőrzés szerint a szűrőt {days} naponta kell cserélni, különben a gép leáll. ",
     )
-    return dice.choice(forms)
+    return rng.choice(forms)
 
 
-def code(dice: Random) -> str:
+def code(rng: Random) -> str:
     """A small Python function."""
-    thing, part, state = dice.choice(_THINGS), dice.choice(_THINGS), dice.choice(_STATES)
-    limit, factor = dice.randint(2, 400), dice.randint(2, 9)
+    thing, part, state = rng.choice(_THINGS), rng.choice(_THINGS), rng.choice(_STATES)
+    limit, factor = rng.randint(2, 400), rng.randint(2, 9)
     forms = (
         f"def {state}_{thing}s(rows, limit={limit}):\n"
         f'    """Rows whose {thing} was {state} fewer than `limit` times."""\n'
@@ -149,40 +149,40 @@ def code(dice: Random) -> str:
         f'        self.entries.append({{"number": number + {limit}, "when": when, "state": "{state}"}})\n'
         f"        return len(self.entries) % {factor} == 0\n\n\n",
         f"{thing.upper()}_LIMITS = {{\n"
-        + "".join(f'    "{place.lower()}": {dice.randint(1, 999)},\n' for place in dice.sample(_PLACES, 4))
+        + "".join(f'    "{place.lower()}": {rng.randint(1, 999)},\n' for place in rng.sample(_PLACES, 4))
         + "}\n\n\n",
     )
-    return dice.choice(forms)
+    return rng.choice(forms)
 
 
-def log(dice: Random) -> str:
+def log(rng: Random) -> str:
     """A line of what a command prints."""
-    when = f"{dice.randint(0, 23):02}:{dice.randint(0, 59):02}:{dice.randint(0, 59):02}"
-    thing, state = dice.choice(_THINGS), dice.choice(_STATES)
+    when = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:{rng.randint(0, 59):02}"
+    thing, state = rng.choice(_THINGS), rng.choice(_STATES)
     forms = (
-        f"{when} INFO {thing}.service: {state} {dice.randint(1, 9999)} items in {dice.randint(1, 900)} ms\n",
-        f"{when} WARN {thing}.service: retry {dice.randint(1, 9)} of 9, {dice.choice(_REASONS)}\n",
-        f"tests/{thing}/test_{state}.py::test_{dice.choice(_THINGS)} PASSED [{dice.randint(0, 100):3}%]\n",
-        f"-rw-r--r-- 1 agent agent {dice.randint(100, 99999):6} src/{thing}/{state}.py\n",
-        f"src/{thing}/{state}.py:{dice.randint(1, 900)}: {dice.choice(_REASONS)}\n",
+        f"{when} INFO {thing}.service: {state} {rng.randint(1, 9999)} items in {rng.randint(1, 900)} ms\n",
+        f"{when} WARN {thing}.service: retry {rng.randint(1, 9)} of 9, {rng.choice(_REASONS)}\n",
+        f"tests/{thing}/test_{state}.py::test_{rng.choice(_THINGS)} PASSED [{rng.randint(0, 100):3}%]\n",
+        f"-rw-r--r-- 1 agent agent {rng.randint(100, 99999):6} src/{thing}/{state}.py\n",
+        f"src/{thing}/{state}.py:{rng.randint(1, 900)}: {rng.choice(_REASONS)}\n",
     )
-    return dice.choice(forms)
+    return rng.choice(forms)
 
 
-def invoice(dice: Random) -> str:
+def invoice(rng: Random) -> str:
     """A Hungarian invoice, as document pipelines get them."""
     lines, total = [], 0
-    for place in range(1, dice.randint(3, 6)):
-        pieces, price = dice.randint(1, 30), dice.randint(5, 400) * 100
+    for place in range(1, rng.randint(3, 6)):
+        pieces, price = rng.randint(1, 30), rng.randint(5, 400) * 100
         total += pieces * price
-        lines.append(f"{place}. {dice.choice(_THINGS)}  {pieces} db x {price} Ft = {pieces * price} Ft")
+        lines.append(f"{place}. {rng.choice(_THINGS)}  {pieces} db x {price} Ft = {pieces * price} Ft")
     tax = total * 27 // 100
     head = (
-        f"SZÁMLA  Sorszám: {dice.choice('ABCD')}-{dice.randint(1000, 99999)}\n"
-        f"Kelt: 2026. {dice.randint(1, 12):02}. {dice.randint(1, 28):02}.\n"
-        f"Eladó: {dice.choice(_PLACES)} {dice.choice(_THINGS).title()} Kft.\n"
-        f"Adószám: {dice.randint(10**7, 10**8 - 1)}-2-13\n"
-        f"Vevő: {dice.choice(_NAMES)} Bt., {dice.choice(_PLACES)}\n"
+        f"SZÁMLA  Sorszám: {rng.choice('ABCD')}-{rng.randint(1000, 99999)}\n"
+        f"Kelt: 2026. {rng.randint(1, 12):02}. {rng.randint(1, 28):02}.\n"
+        f"Eladó: {rng.choice(_PLACES)} {rng.choice(_THINGS).title()} Kft.\n"
+        f"Adószám: {rng.randint(10**7, 10**8 - 1)}-2-13\n"
+        f"Vevő: {rng.choice(_NAMES)} Bt., {rng.choice(_PLACES)}\n"
     )
     return head + "\n".join(lines) + f"\nNettó: {total} Ft\nÁFA 27%: {tax} Ft\nFizetendő: {total + tax} Ft\n"
 
@@ -200,6 +200,6 @@ class Material:
         return "".join(self._words[:count])
 
     @staticmethod
-    def _made(make: Callable[[Random], str], dice: Random) -> Iterator[str]:
+    def _made(make: Callable[[Random], str], rng: Random) -> Iterator[str]:
         while True:
-            yield make(dice)
+            yield make(rng)

@@ -137,9 +137,9 @@ class Prompt:
     wants_json: bool = False
     salt: str = ""
 
-    def resalted(self, dice: Random) -> "Prompt":
+    def resalted(self, rng: Random) -> "Prompt":
         """The same prompt with another salt of the same shape: cold again, and as long, without counting again."""
-        fresh = _salt(dice)
+        fresh = _salt(rng)
         body = json.loads(json.dumps(self.body).replace(self.salt, fresh)) if self.salt else self.body
         return replace(self, body=body, salt=fresh if self.salt else "")
 
@@ -148,7 +148,7 @@ class Prompts:
     """Fitted prompts of one server. Where the filler must end is searched once per workload and salted per request."""
 
     def __init__(self, target: "Target", salt: str) -> None:
-        self._target, self.dice = target, Random(salt)
+        self._target, self.rng = target, Random(salt)
         self._stable = _salt(Random(salt))
         self._fitted: dict[tuple[str, int], Prompt] = {}
 
@@ -156,10 +156,10 @@ class Prompts:
         """A prompt no server has seen the beginning of."""
         task = number % len(workload.tasks)
         if self._target.counter.cheap:
-            return await self._make(workload, _salt(self.dice), task)
+            return await self._make(workload, _salt(self.rng), task)
         if (workload.name, task) not in self._fitted:  # counting costs a request: once per prompt is enough
-            self._fitted[workload.name, task] = await self._make(workload, _salt(self.dice), task)
-        return self._fitted[workload.name, task].resalted(self.dice)
+            self._fitted[workload.name, task] = await self._make(workload, _salt(self.rng), task)
+        return self._fitted[workload.name, task].resalted(self.rng)
 
     async def warm(self, workload: Workload, number: int) -> Prompt:
         """The same beginning every time, another question at the end."""
@@ -181,11 +181,37 @@ class Prompts:
         return Prompt(workload.name, body, tokens, workload.wants_json, salt)
 
 
+async def depth_prompts(
+    target: "Target", name: str, salt: str, depth: int, pp: int, tg: int
+) -> tuple[Prompt | None, Prompt]:
+    """A context to be loaded, if `depth` is not 0, and a prompt of `pp` tokens more; answers have at most `tg`."""
+    material = texts.Material(texts.prose, salt)
+    context = ""
+
+    def loading(filler: str) -> Body:
+        return {"messages": [{"role": "system", "content": f"{salt} {filler}"}, {"role": "user", "content": "."}]}
+
+    load: Prompt | None = None
+    if depth:
+        body, tokens = await fit(loading, material, depth, target.counter)
+        context = body["messages"][0]["content"]
+        load = Prompt(name, json.loads(json.dumps({**body, "max_tokens": tg})), tokens)
+
+    def asking(filler: str) -> Body:
+        before = [{"role": "system", "content": context}] if depth else []
+        task = f"{'' if depth else salt} {filler}\n\nContinue this text in the same manner, at length."
+        return {"messages": [*before, {"role": "user", "content": task}], "max_tokens": tg}
+
+    more = texts.Material(texts.prose, f"{salt}+")
+    body, tokens = await fit(asking, more, depth + pp, target.counter)
+    return load, Prompt(name, body, tokens)
+
+
 def fits(workload: Workload, context: int | None, max_tokens: int | None = None) -> bool:
     longest = min(workload.max_tokens, max_tokens or workload.max_tokens)
     return context is None or workload.prompt_tokens + longest <= context
 
 
-def _salt(dice: Random) -> str:
+def _salt(rng: Random) -> str:
     """Digits, which most tokenizers cut the same way whatever they are."""
-    return " ".join(f"{dice.randint(0, 9999):04}" for _ in range(4))
+    return " ".join(f"{rng.randint(0, 9999):04}" for _ in range(4))

@@ -166,8 +166,8 @@ async def _measure(
     from stoker.bench.document import document
     from stoker.bench.environment import environment
     from stoker.bench.journal import Journal
+    from stoker.bench.overhead import find_power
     from stoker.bench.progress import Bars
-    from stoker.bench.pulse import find_power
     from stoker.bench.run import Runner
     from stoker.bench.suites import Cell, Plan, plan
 
@@ -196,9 +196,9 @@ async def _measure(
             runner = Runner(targets, chosen, options, journal, secrets.token_hex(8), watcher, power, own=own)
             await runner.run()
         facts = environment(
-            started, power.names if power else [], [t.facts() for t in targets], runner.pulse.client(runner.requests)
+            started, power.names if power else [], [t.facts() for t in targets], runner.overhead.client(runner.requests)
         )
-        notes = chosen.skipped + ([f"{STOPPED} {runner.trouble}"] if runner.trouble else [])
+        notes = chosen.skipped + ([f"{STOPPED} {runner.stop_reason}"] if runner.stop_reason else [])
         name = "own prompts" if own else suite
         found = document(name, runner.requests, facts, not runner.interrupted, notes)
         if not runner.interrupted:

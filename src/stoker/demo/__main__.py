@@ -44,7 +44,7 @@ class Tokens:
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], list[list[int]]] = {}
 
-    def heard(self, request: Request, answer: Answer) -> None:
+    def record(self, request: Request, answer: Answer) -> None:
         self._said.setdefault((request.server, request.workload), []).append(answer.ids)
 
     def identical(self, server: str, kind: str) -> tuple[int, int]:
@@ -97,7 +97,7 @@ async def _measure(servers: dict[str, str], console: Console) -> tuple[Document,
         targets = [await stack.enter_async_context(Target(url, name=name)) for name, url in servers.items()]
         with Bars(console, own.cells, len(targets)) as bars:
             runner = Runner(targets, own, options, Journal(None, {}), secrets.token_hex(8), bars, own=asked)
-            runner.heard = tokens.heard
+            runner.on_answer = tokens.record
             await runner.run()
         first = next((r.text for r in runner.requests if r.server == PLAIN and r.workload == "JSON"), "")
         adaptive = [target for target in targets if target.name == ADAPTIVE]
@@ -109,7 +109,7 @@ async def _measure(servers: dict[str, str], console: Console) -> tuple[Document,
         for request in quick.requests:
             request.started_s += later
         requests = runner.requests + quick.requests
-        facts = environment(started, [], [t.facts() for t in targets], runner.pulse.client(requests))
+        facts = environment(started, [], [t.facts() for t in targets], runner.overhead.client(requests))
         return document.document("demo", requests, facts, not quick.interrupted, suite.skipped), tokens, first
 
 

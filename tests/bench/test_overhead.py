@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.bench.pulse import Power, Pulse
+from stoker.bench.overhead import Overhead, Power
 
 
 class Nvml:
@@ -40,13 +40,13 @@ def test_power_is_the_sum_of_the_boards():
 
 
 def test_a_client_that_is_busy_says_so():
-    async def run(busy_s: float) -> Pulse:
-        pulse = Pulse()
-        with pulse.beating(Power(Nvml())):  # type: ignore[arg-type]
+    async def run(busy_s: float) -> Overhead:
+        overhead = Overhead()
+        with overhead.measuring(Power(Nvml())):  # type: ignore[arg-type]
             for _ in range(12):
                 time.sleep(busy_s)  # the event loop stands still
                 await asyncio.sleep(0.02)
-        return pulse
+        return overhead
 
     busy = asyncio.run(run(0.1)).client([])
     assert busy.lag_p50_s is not None

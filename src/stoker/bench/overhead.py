@@ -1,6 +1,6 @@
-"""What measuring costs: how late this client stamps what arrives, how much CPU it takes, and, where NVML is, watts.
+"""What measuring itself costs: how late this client stamps arrivals, its CPU time, and board power where NVML is there.
 
-A client that is itself late reports its own slowness as the server's, so the figure stands in every report.
+A client that is late reports its own slowness as the server's, so its lateness stands in every report.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from stoker.bench.record import Client, Request
 from stoker.bench.stats import median, percentiles
 
-BEAT_S = 0.02
+PROBE_S = 0.02  # between two probes
 
 
 @dataclass
-class Pulse:
+class Overhead:
     """Collected over all rounds."""
 
     lags: list[float] = field(default_factory=list)
@@ -29,28 +29,28 @@ class Pulse:
     wall_s: float = 0.0
 
     @contextmanager
-    def beating(self, power: "Power | None") -> Iterator[None]:
+    def measuring(self, power: "Power | None") -> Iterator[None]:
         """While requests run."""
         cpu, wall, self.watts = time.process_time(), time.monotonic(), []
         loop = asyncio.get_running_loop()
         here, there = socket.socketpair()
         here.setblocking(False)
-        loop.add_reader(here, self._arrived, here)
+        loop.add_reader(here, self._receive, here)
         over = threading.Event()
-        beat = threading.Thread(target=self._beat, args=(there, over, power), daemon=True)
-        beat.start()
+        probes = threading.Thread(target=self._send_probes, args=(there, over, power), daemon=True)
+        probes.start()
         try:
             yield
         finally:
             over.set()
-            beat.join()
+            probes.join()
             loop.remove_reader(here)
             here.close()
             there.close()
             self.cpu_s += time.process_time() - cpu
             self.wall_s += time.monotonic() - wall
 
-    def _arrived(self, here: socket.socket) -> None:
+    def _receive(self, here: socket.socket) -> None:
         """A turn of the loop later, as the coroutine that stamps an answer's bytes runs."""
         asyncio.get_running_loop().call_soon(self._stamp, here.recv(1 << 12))
 
@@ -58,10 +58,10 @@ class Pulse:
         now = time.monotonic()
         self.lags += [now - sent for (sent,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
 
-    def _beat(self, there: socket.socket, over: threading.Event, power: "Power | None") -> None:
+    def _send_probes(self, there: socket.socket, over: threading.Event, power: "Power | None") -> None:
         """Sends the time through a socket, the way a server's bytes come, from a thread that is never busy."""
         next_reading = 0.0
-        while not over.wait(BEAT_S):
+        while not over.wait(PROBE_S):
             there.send(struct.pack("d", time.monotonic()))
             if power is not None and time.monotonic() >= next_reading:
                 self.watts.append(power.watts())
