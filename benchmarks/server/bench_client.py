@@ -1,5 +1,5 @@
-"""Is `stoker bench` fast enough to measure 256 streams? A mock in a process of its own sends 20,000 tokens/s; what one
-bench process reports is held against what was sent. `python -m benchmarks.server.bench_client --json FILE`
+"""Is `stoker bench` fast enough to measure 8 and 256 streams? A mock in a process of its own sends 20,000 tokens/s;
+what one bench process reports is held against what was sent. `python -m benchmarks.server.bench_client --json FILE`
 
 The mock sends to all streams at once, step by step, as a server with continuous batching does; a chunk is a token, the
 hardest case: 20,000 chunks/s.
@@ -23,25 +23,24 @@ from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
 from stoker.bench.workloads import Prompt
 
-STREAMS, TOKENS_PER_S, SECONDS = 256, 20_000, 10.0
+STREAMS, TOKENS_PER_S, SECONDS = (8, 256), 20_000, 10.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     parser.add_argument("--tokens-per-s", type=int, default=TOKENS_PER_S)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    print(f"the mock's rate: {asked.tokens_per_s:,} tokens/s over {asked.streams} streams, a chunk each")
-    rows: list[dict[str, float]] = []
-    for _ in range(asked.runs):
-        row = _against_mock(asked.streams, asked.tokens_per_s, asked.seconds)
-        rows.append(row)
+    rows: dict[int, list[dict[str, float]]] = {streams: [] for streams in asked.streams}
+    for streams in asked.streams * asked.runs:
+        row = _against_mock(streams, asked.tokens_per_s, asked.seconds)
+        rows[streams].append(row)
         print(
-            f"{row['reported_tokens_per_s']:,.0f} of {row['sent_tokens_per_s']:,.0f} tokens/s sent; client "
-            f"overhead {row['overhead']:.2%}; {row['cpu_share']:.0%} of one core; stamped "
+            f"{streams} streams: {row['reported_tokens_per_s']:,.0f} of {row['sent_tokens_per_s']:,.0f} tokens/s sent; "
+            f"client overhead {row['overhead']:.2%}; {row['cpu_share']:.0%} of one core; stamped "
             f"{row['late_p50_ms']:.2f} ms after sending (p99 {row['late_p99_ms']:.2f})"
         )
     if asked.json:
