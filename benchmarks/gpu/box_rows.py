@@ -11,9 +11,10 @@ from benchmarks.gpu import decode as gpu_decode
 from benchmarks.gpu.weights import SHAPES, random_drafter, random_model
 from stoker.backends.gpu.dflash import DFlashWeights
 from stoker.backends.gpu.weights import StepWeights
+from stoker.cards import Card
 from stoker.plan.answer import parse_draft
 from stoker.plan.catalog import GIB, find_model, find_scheme
-from stoker.plan.machine import this_machine
+from stoker.plan.machine import box_of
 from stoker.plan.speed import fitted, predict
 from stoker.server.lifecycle.memory_guard import read_memory
 from stoker.sizes.weights import WeightBytes
@@ -203,7 +204,7 @@ def predicted(case: Case, shape: str, delivered: float, device: str, unified: bo
     model, scheme, fit = find_model(shape), find_scheme(SCHEMES[case.weights]), fitted()
     speed_gb = delivered / 1e9
     box = replace(
-        this_machine(smi=f"{device}, 0, 0"),
+        box_of(0, 0, [Card(device, 0, 0)]),
         unified=unified,
         devices=1,
         bandwidth_gb_s=speed_gb,

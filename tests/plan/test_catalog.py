@@ -5,17 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cards import Card
 from stoker.errors import ConfigError, RequestError
 from stoker.plan.answer import Question, answer, parse_draft
 from stoker.plan.catalog import boxes, find_box, find_model, find_scheme, models
 from stoker.plan.compat import Finding, Rule, findings, rules
-from stoker.plan.machine import this_machine
+from stoker.plan.machine import box_of, this_machine
 from stoker.plan.memory import find_engine
 from stoker.sizes.step import Draft
 
-SMI_5090 = "NVIDIA GeForce RTX 5090, 32607, 31800\n"
-SMI_GB10 = "NVIDIA GB10, [N/A], [N/A]\n"
-MEMINFO = "MemTotal:       127600000 kB\nMemFree:        1000 kB\nMemAvailable:   115343360 kB\n"
+MIB = 1 << 20
+RTX_5090 = Card("NVIDIA GeForce RTX 5090", 32607 * MIB, 31800 * MIB)
+GB10 = Card("NVIDIA GB10", 0, 0)  # which reports no memory of its own
+MEMORY = (127_600_000 * 1024, 115_343_360 * 1024)  # total and available
 
 
 def test_every_box_and_model_the_documents_name() -> None:
@@ -98,18 +100,19 @@ def test_a_format_that_stores_nothing_of_a_model_is_refused() -> None:
 
 
 def test_this_machine_with_a_card_with_unified_memory_and_with_neither() -> None:
-    card = this_machine(MEMINFO, SMI_5090)
+    card = box_of(*MEMORY, [RTX_5090])
     assert (card.bandwidth_gb_s, card.unified, round(card.visible_gib, 1)) == (1792, False, 31.8)
-    spark = this_machine(MEMINFO, SMI_GB10)
+    spark = box_of(*MEMORY, [GB10])
     assert (spark.architecture, spark.unified, round(spark.usable_gib)) == ("sm_121", True, 110)
-    cpu = this_machine(MEMINFO, "")
+    cpu = box_of(*MEMORY, [])
     assert (cpu.architecture, cpu.unified) == ("cpu", True)
     assert "assumed" in cpu.source
     assert cpu.reserve_gib >= cpu.visible_gib - cpu.usable_gib
-    pair = this_machine(MEMINFO, SMI_5090 * 2)
+    pair = box_of(*MEMORY, [RTX_5090] * 2)
     assert (pair.devices, round(pair.visible_gib, 1)) == (2, 63.7)
     with pytest.raises(RequestError, match="name a box"):
-        this_machine("", "")
+        box_of(0, 0, [])
+    assert this_machine().visible_gib > 0
 
 
 def test_conflicting_evidence_is_shown_as_conflicting() -> None:

@@ -13,13 +13,15 @@ SECRET = ("--api-key", "--against-api-key")
 
 
 def environment(started: datetime, gpus: list[str], servers: list[ServerFacts], client: Client) -> Environment:
+    import psutil
+
     return Environment(
         stoker=stoker.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
         processor=_processor(),
         cpus=os.cpu_count() or 0,
-        memory_bytes=_memory(),
+        memory_bytes=psutil.virtual_memory().total,
         gpus=gpus,
         started=started.astimezone(UTC).isoformat(timespec="seconds"),
         duration_s=(datetime.now(UTC) - started).total_seconds(),
@@ -49,10 +51,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None

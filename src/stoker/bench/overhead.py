@@ -4,17 +4,17 @@ A client that is late reports its own slowness as the server's, so its lateness 
 """
 
 import asyncio
-import ctypes
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from stoker.bench.record import Client, Request
 from stoker.bench.stats import median, percentiles
+from stoker.cards import Card, nvidia_cards
 
 PROBE_S = 0.02  # between two probes
 
@@ -80,32 +80,15 @@ class Overhead:
 
 
 class Power:
-    """Board power of all GPUs of this machine through NVML: the server's, if it runs here."""
+    """Board power of all cards of this machine: the server's, if it runs here."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        count = ctypes.c_uint()
-        if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            raise OSError("NVML does not start")
-        self._devices, self.names = [], []
-        for index in range(count.value):
-            device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
-                continue
-            library.nvmlDeviceGetName(device, name, 96)
-            self._devices.append(device)
-            self.names.append(name.value.decode())
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self._cards, self.names = cards, [card.name for card in cards]
 
     def watts(self) -> float:
-        total, milliwatts = 0, ctypes.c_uint()
-        for device in self._devices:
-            if not self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)):
-                total += milliwatts.value
-        return total / 1000
+        return sum(card.watts() for card in self._cards)
 
 
 def find_power() -> Power | None:
-    try:
-        return Power(ctypes.CDLL("libnvidia-ml.so.1"))
-    except OSError:
-        return None
+    cards = nvidia_cards()
+    return Power(cards) if cards else None

@@ -21,7 +21,7 @@ from stoker.demo import EMBEDDED
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.memory_guard import (
-    MEMINFO,
+    PROC,
     MemoryGuard,
     Reading,
     _group_folders,
@@ -44,7 +44,9 @@ def config(**given: object) -> ServerConfig:
 
 def meminfo(file: Path, available: float, total: float = 16.0) -> None:
     """GiB."""
-    lines = f"MemTotal: {int(total * (1 << 20))} kB\nMemAvailable: {int(available * (1 << 20))} kB\n"
+    kib = {"MemTotal": int(total * (1 << 20)), "MemFree": 0, "MemAvailable": int(available * (1 << 20))}
+    kib |= dict.fromkeys(("Buffers", "Cached", "Shmem", "Active", "Inactive", "Slab"), 0)
+    lines = "".join(f"{name}: {count} kB\n" for name, count in kib.items())
     file.with_suffix(".new").write_text(lines)
     file.with_suffix(".new").rename(file)
 
@@ -131,7 +133,7 @@ def test_the_context_is_the_models_own_as_far_as_memory_allows(tmp_path: Path) -
 
 def test_a_card_with_memory_of_its_own_is_judged_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo(tmp_path / "meminfo", 57.8, 128)
-    monkeypatch.setenv(MEMINFO, str(tmp_path / "meminfo"))
+    monkeypatch.setenv(PROC, str(tmp_path))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (139 * GIB, 140 * GIB))
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(is_integrated=False))
     assert read_memory("cuda") == Reading(139 * GIB, 140 * GIB)
@@ -151,7 +153,7 @@ def test_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = read_memory()
     assert 0 < real.available <= real.total
     meminfo(tmp_path / "meminfo", 3.5)
-    monkeypatch.setenv(MEMINFO, str(tmp_path / "meminfo"))
+    monkeypatch.setenv(PROC, str(tmp_path))
     assert read_memory() == Reading(int(3.5 * GIB), 16 * GIB)
 
 
@@ -199,7 +201,7 @@ def test_a_server_that_runs_out_of_memory_gives_up_caches_then_requests_then_its
     meminfo(file, 10.0)
     options = ("--model", "demo", "--users", "1", "--reserve", "2", "--drain-timeout", "3", "--draft", "none")
     slowly = {"STOKER_TEST_PAUSE": "0.15"}  # what runs must outlast two looks at the memory
-    server = Running(*options, module="tests.server.faulty", env={MEMINFO: str(file), **slowly}).wait()
+    server = Running(*options, module="tests.server.faulty", env={PROC: str(tmp_path), **slowly}).wait()
     server.chat("A long question that is worth keeping. " * 20, max_tokens=2)
     server.until(lambda: server.get("/state").json()["engine"]["checkpoints"] > 0, "a checkpoint")
     answers: list[dict[str, object]] = []
@@ -236,7 +238,7 @@ def test_a_server_that_runs_out_of_memory_gives_up_caches_then_requests_then_its
 
 def test_a_start_beyond_the_reserve_is_refused_at_once(tmp_path: Path) -> None:
     meminfo(tmp_path / "meminfo", 1.0)
-    server = Running("--model", "demo", env={MEMINFO: str(tmp_path / "meminfo")})
+    server = Running("--model", "demo", env={PROC: str(tmp_path)})
     began = time.monotonic()
     assert server.process.wait(PATIENCE_S) == 2
     assert "does not fit" in " ".join(server.log.split())

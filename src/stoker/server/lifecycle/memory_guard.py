@@ -20,7 +20,7 @@ log = logging.getLogger("stoker.server")
 RESERVE_SHARE, LEAST_RESERVE = 0.08, 256 << 20  # of the machine's memory, to stay free
 LOW, CRITICAL = 0.5, 0.25  # of the reserve: below the first something is given up, below the second the server ends
 READ_S = 1.0
-MEMINFO = "STOKER_MEMINFO"  # environment: a file to read in place of /proc/meminfo, for tests
+PROC = "STOKER_PROC"  # environment: a folder with a meminfo to read in place of /proc, for tests
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # version 1 of control groups writes a number like this for no limit
 
@@ -43,23 +43,18 @@ def read_memory(device: str = "cpu") -> Reading:
     if device.startswith("cuda") and (own := _device(device)):
         return own
     found = _host()
-    if not os.environ.get(MEMINFO):
+    if not os.environ.get(PROC):
         limits = [Reading(limit - used, limit) for limit, used in _group_limits()]
         found = min([found, *limits], key=lambda reading: reading.available)
     return found
 
 
 def _host() -> Reading:
-    fields = {}
-    file = Path(os.environ.get(MEMINFO) or "/proc/meminfo")
-    if not file.exists():  # not Linux: sysconf knows the whole, and nobody knows what is free
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Reading(total, total)
-    for line in file.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if rest.split():
-            fields[name] = int(rest.split()[0]) * 1024
-    return Reading(fields["MemAvailable"], fields["MemTotal"])
+    import psutil
+
+    psutil.PROCFS_PATH = os.environ.get(PROC) or "/proc"
+    memory = psutil.virtual_memory()
+    return Reading(memory.available, memory.total)
 
 
 def _group_limits() -> list[tuple[int, int]]:

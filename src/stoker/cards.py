@@ -1,0 +1,43 @@
+"""NVIDIA cards of this machine through NVML: names, memory and power. None where there is no driver."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    total: int  # bytes; 0 where it shares the host's memory
+    free: int
+    handle: Any = None  # NVML's
+
+    def watts(self) -> float:
+        """Board power; 0 where it is not measured."""
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            return float(pynvml.nvmlDeviceGetPowerUsage(self.handle)) / 1000
+        return 0.0
+
+
+def nvidia_cards() -> list[Card]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [Card(pynvml.nvmlDeviceGetName(handle), *_memory(handle), handle) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+
+
+def _memory(handle: Any) -> tuple[int, int]:
+    """Total and free."""
+    import pynvml
+
+    try:
+        found = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError:  # not supported where memory is unified
+        return 0, 0
+    return int(found.total), int(found.free)
