@@ -21,7 +21,7 @@ from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.request import Event, Finish, Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.engine.worker.client import EngineClient
-from stoker.engine.worker.messages import Asked, Command, Events, Submit
+from stoker.engine.worker.messages import Command, Events, RequestBody, Submit
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
@@ -197,14 +197,14 @@ class Parrot(EngineClient):
     def __init__(self, tokenizer: Tokenizer, *lines: str) -> None:
         super().__init__()
         self._tokenizer, self._lines = tokenizer, list(lines)
-        self.asked: list[Asked] = []
+        self.asked: list[RequestBody] = []
         self._latest = -1  # request
 
     def close(self, drain: bool = False, timeout: float | None = None) -> None: ...
 
     def _send(self, command: Command) -> None:
         if isinstance(command, Submit):
-            self.asked.append(pickle.loads(command.asked))
+            self.asked.append(pickle.loads(command.body))
             self._latest = command.request_id
 
     def speak(self, finish: Finish = Finish.STOP) -> None:

@@ -98,13 +98,13 @@ def test_only_a_kill_from_outside_is_put_down_to_the_kernel(spec: EngineSpec) ->
     with EngineProcess(spec) as engine:
         engine.ready.result(PATIENCE_S)
         engine.kill("it gave no sign of life for 3 s")
-        reason = str(engine.fallen.result(PATIENCE_S))
+        reason = str(engine.exit_error.result(PATIENCE_S))
         assert f"(pid {engine.pid}) was killed by this program: it gave no sign of life for 3 s" in reason
         assert "kernel" not in reason
         engine.restart()
         engine.ready.result(PATIENCE_S)
         os.kill(engine.pid, signal.SIGKILL)
-        assert "most often by the kernel, when memory runs out" in str(engine.fallen.result(PATIENCE_S))
+        assert "most often by the kernel, when memory runs out" in str(engine.exit_error.result(PATIENCE_S))
 
 
 def test_requests_during_a_restart_are_refused_or_served(engine: EngineProcess) -> None:
@@ -118,7 +118,7 @@ def test_requests_during_a_restart_are_refused_or_served(engine: EngineProcess) 
                 streams.append(engine.submit([70], Sampling(1)))
 
     os.kill(engine.pid, 40)
-    assert "was killed by signal 40" in str(engine.fallen.result(PATIENCE_S))
+    assert "was killed by signal 40" in str(engine.exit_error.result(PATIENCE_S))
     thread = threading.Thread(target=submit_on_and_on, daemon=True)
     thread.start()
     engine.restart()
@@ -142,7 +142,7 @@ def test_a_restart_that_fails_says_so_and_can_be_tried_again(
             engine.restart()
     assert not engine.alive
     assert isinstance(engine.ready.exception(0), EngineError)
-    assert "Cannot allocate memory" in str(engine.fallen.result(0))
+    assert "Cannot allocate memory" in str(engine.exit_error.result(0))
     with pytest.raises(EngineError, match="shut down"):
         tokens_of(running)
     with pytest.raises(EngineError, match="no engine is running: the engine process could not be started"):

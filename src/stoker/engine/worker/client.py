@@ -21,7 +21,6 @@ from stoker.engine.request import Depth, Event
 from stoker.engine.worker.loop import EngineLoop
 from stoker.engine.worker.messages import (
     Answer,
-    Asked,
     AskStats,
     Cancel,
     Command,
@@ -29,6 +28,7 @@ from stoker.engine.worker.messages import (
     Events,
     ReleaseMemory,
     Report,
+    RequestBody,
     Shutdown,
     Submit,
 )
@@ -167,7 +167,7 @@ class EngineClient(ABC):
         a module, or an instance of a class with `__call__`.
         """
         try:
-            asked = pickle.dumps(Asked(list(prompt), sampling, depth, tuple(boundaries), mask))
+            body = pickle.dumps(RequestBody(list(prompt), sampling, depth, tuple(boundaries), mask))
         except Exception as error:  # pickle raises whatever the objects raise
             raise RequestError(
                 f"the request cannot be sent to the engine: {error}. A mask is a function of a module, not a closure."
@@ -175,7 +175,7 @@ class EngineClient(ABC):
         with self._lock:
             self._check_up()
             stream = Stream(self._next, self.cancel)
-            self._send(Submit(stream.request_id, asked))
+            self._send(Submit(stream.request_id, body))
             self._next += 1
             self._streams[stream.request_id] = stream
         return stream
@@ -243,7 +243,7 @@ class EngineClient(ABC):
                     future = self._tickets.pop(report.ticket)
                 future.set_result(report.stats)
             case Ended():
-                self._fall(report.error)
+                self._mark_down(report.error)
 
     def _shut(self, drain: bool) -> None:
         """Nothing more is taken on, and the engine ends after its step or its requests."""
@@ -251,7 +251,7 @@ class EngineClient(ABC):
             self._down = self._down or EngineError(SHUT)
             self._send(Shutdown(drain, SHUT))
 
-    def _fall(self, error: StokerError) -> None:
+    def _mark_down(self, error: StokerError) -> None:
         """There is no engine any more: whatever waits for it fails. Later requests are told the first reason given."""
         with self._lock:
             self._down = self._down or error

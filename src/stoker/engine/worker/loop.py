@@ -15,7 +15,6 @@ from stoker.engine.request import Event, Finish
 from stoker.engine.worker import heap
 from stoker.engine.worker.messages import (
     Answer,
-    Asked,
     AskStats,
     Cancel,
     Command,
@@ -23,6 +22,7 @@ from stoker.engine.worker.messages import (
     Events,
     ReleaseMemory,
     Report,
+    RequestBody,
     Shutdown,
     Submit,
 )
@@ -110,9 +110,9 @@ class EngineLoop:
 
     def _submit(self, command: Submit) -> None:
         try:
-            asked: Asked = pickle.loads(command.asked)
-            mask = None if asked.mask is None else asked.mask()
-            engine_id = self._engine.submit(asked.prompt, asked.sampling, asked.depth, asked.boundaries, mask)
+            body: RequestBody = pickle.loads(command.body)
+            mask = None if body.mask is None else body.mask()
+            engine_id = self._engine.submit(body.prompt, body.sampling, body.depth, body.boundaries, mask)
         except RequestError as error:
             self._refuse(command.request_id, str(error))
         except BaseException as error:  # no sound request, or a panic of a library; the others have no part in it

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestBody:
     """A request's own part of `Submit`."""
 
     prompt: Sequence[int]
@@ -31,7 +31,7 @@ class Asked:
 @dataclass(frozen=True)
 class Submit:
     request_id: int  # the client's
-    asked: bytes  # a pickled `Asked`: what cannot be read at the other end fails this request alone
+    body: bytes  # a pickled `RequestBody`: what cannot be read at the other end fails this request alone
 
 
 @dataclass(frozen=True)

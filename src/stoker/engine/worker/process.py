@@ -40,7 +40,7 @@ class EngineProcess(EngineClient):
         self._spec, self._on_loading = spec, on_loading
         self._child: _Child
         self.ready: Future[Ready]  # `.result(timeout)`, or `await asyncio.wrap_future(...)`
-        self.fallen: Future[StokerError]  # why there is no engine any more
+        self.exit_error: Future[StokerError]  # why there is no engine any more
         self._begin()
         atexit.register(self.close)
 
@@ -73,13 +73,13 @@ class EngineProcess(EngineClient):
         if loaded:
             self._shut(drain)
         else:
-            self._fall(EngineError(SHUT))
+            self._mark_down(EngineError(SHUT))
         self._child.end(timeout if loaded else 0.0)
 
     def _begin(self) -> None:
-        """Nothing is taken on before there is a process to send it to; if none can be started, it has fallen."""
+        """Nothing is taken on before there is a process to send it to; if none can be started, it is marked down."""
         with self._lock:
-            self.ready, self.fallen = pending(), pending()
+            self.ready, self.exit_error = pending(), pending()
             try:
                 self._child = _Child(self._spec, self._deliver)
             except OSError as failure:  # no memory or no file left for another process
@@ -88,7 +88,7 @@ class EngineProcess(EngineClient):
             else:
                 self._down = None
                 return
-        self._fall(error)
+        self._mark_down(error)
         raise error
 
     def _send(self, command: Command) -> None:
@@ -104,12 +104,12 @@ class EngineProcess(EngineClient):
             case _:
                 super()._deliver(report)
 
-    def _fall(self, error: StokerError) -> None:
-        super()._fall(error)
+    def _mark_down(self, error: StokerError) -> None:
+        super()._mark_down(error)
         with suppress(InvalidStateError):  # it was ready
             self.ready.set_exception(error)
         with suppress(InvalidStateError):  # told already
-            self.fallen.set_result(error)
+            self.exit_error.set_result(error)
 
 
 class _Child:

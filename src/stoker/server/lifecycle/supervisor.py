@@ -107,7 +107,7 @@ class Supervisor:
                 await self._self_test(engine)
             self._enter("ready")
             self.fault = None
-            raise await asyncio.wrap_future(engine.fallen)
+            raise await asyncio.wrap_future(engine.exit_error)
         finally:
             watch.cancel()
 
