@@ -1,6 +1,5 @@
 """Mixture of experts with an optional shared expert behind a sigmoid gate."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,14 +32,15 @@ class Experts(nn.Module):
         if name in ("gate_up_proj", "down_proj"):
             self.packed = None
 
+    @property
+    def nbytes(self) -> int:
+        return self.gate_up_proj.nbytes + self.down_proj.nbytes
+
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, family: Family) -> Tensor:
         """The sum over each token's experts `chosen` [T, top_k], times their `weights` -> [T, H] fp32."""
         if self.packed is not None:
             return self.packed(x, chosen, weights)
         return routed_experts(x, chosen, weights, self.gate_up_proj, self.down_proj, family)
-
-    def pack(self, how: Callable[[Weight, Weight], PackedExperts]) -> None:
-        self.packed = how(self.gate_up_proj, self.down_proj)
 
 
 class SparseMlp(nn.Module):

@@ -1,6 +1,5 @@
 """Projections as modules, packed or plain, and the MLP made of them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,13 +31,14 @@ class Linear(nn.Module):
         super().__setattr__(name, value)
         if name == "weight":
             for user in self.users:
-                user.unpack()
+                user.packed = None
 
 
 class Fused:
-    """Projections of the same input. Once packed, one product serves them all."""
+    """Projections of the same input. Once packed, one product serves them all; when a weight is replaced they are
+    computed one by one, until packed anew."""
 
-    precise = False
+    precise = False  # whether the result is fp32 that never was bf16
 
     def __init__(self, *linears: Linear) -> None:
         self._linears = linears
@@ -53,15 +53,12 @@ class Fused:
         return self.packed(x, dtype or x.dtype).split_with_sizes(self.packed.sizes, dim=-1)
 
     @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
         return tuple(part.weight for part in self._linears)
-
-    def pack(self, how: Callable[..., Packed]) -> None:
-        """The weights as they are now. When one is replaced they are computed one by one, until packed anew."""
-        self.packed = how(*self.weights, precise=self.precise)
-
-    def unpack(self) -> None:
-        self.packed = None
 
 
 class FusedGates(Fused):

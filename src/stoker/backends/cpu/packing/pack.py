@@ -1,18 +1,16 @@
 """Packing a model: which of torch's kernels multiplies with each weight, and how the weight lies for it.
 
 INT4 stays INT4, INT8 codes and small matrices become fp16, larger ones bf16, as the sum of two numbers where one does
-not hold the value (FP8 with its scale). Values are those of the checkpoint, always, but for a DFlash drafter on a
-processor that multiplies bf16 itself: there it is rounded to bf16, which changes guesses and never the output. A form
-whose rows are not independent on this machine is not used.
+not hold the value (FP8 with its scale). Values are those of the checkpoint, always. A form whose rows are not
+independent on this machine is not used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.experts import Experts
 from stoker.backends.cpu.linear import Fused
 from stoker.backends.cpu.ops.linear import Weight, as_tensor
@@ -48,39 +46,24 @@ _held: dict[tuple[str, int, int], bool] = {}  # (kind, out, in) -> rows are inde
 
 
 def pack_model(module: nn.Module, progress: Progress | None = None) -> None:
-    """Packs every projection and expert of a bf16 network in host memory, in place. Weights that were replaced since
-    the last time are packed again."""
-    rounded = isinstance(module, DFlash) and _fast_bf16()
-    jobs = list(_jobs(module, pack_rounded if rounded else pack))
-    done, total = 0, sum(nbytes for nbytes, _ in jobs)
-    for nbytes, job in jobs:
-        job()
-        done += nbytes
+    """Packs every projection and expert of a bf16 network in host memory. Weights that were replaced since the last
+    time are packed again."""
+    parts = [part for owner in module.modules() for part in (owner, *vars(owner).values())]
+    packable = [part for part in parts if isinstance(part, Fused | Experts)]
+    done, total = 0, sum(part.nbytes for part in packable)
+    for part in packable:
+        if isinstance(part, Experts):
+            part.packed = pack_experts(part.gate_up_proj, part.down_proj)
+        else:
+            part.packed = pack(*part.weights, precise=part.precise)
+        done += part.nbytes
         if progress:
             progress(done, total)
-
-
-def _jobs(module: nn.Module, how: Callable[..., Packed]) -> Iterator[tuple[int, Callable[[], None]]]:
-    """What there is to pack, with the bytes of its weights."""
-    for part in module.modules():
-        if isinstance(part, Experts):
-            yield part.gate_up_proj.nbytes + part.down_proj.nbytes, partial(part.pack, pack_experts)
-        for fused in vars(part).values():
-            if isinstance(fused, Fused):
-                yield sum(weight.nbytes for weight in fused.weights), partial(fused.pack, how)
 
 
 def pack(*weights: Weight, precise: bool = False) -> Packed:
     """Weights [out, in] of the same input as one product; a `precise` one gives fp32 that never was bf16."""
     return Packed(_product(weights, precise), tuple(weight.shape[0] for weight in weights))
-
-
-def pack_rounded(*weights: Weight, precise: bool = False) -> Packed:
-    """The same, rounded to bf16."""
-    found = _bf16_product(torch.cat([as_tensor(weight) for weight in weights]).bfloat16())
-    if precise or found is None:
-        return pack(*weights, precise=precise)
-    return Packed(found, tuple(weight.shape[0] for weight in weights))
 
 
 def pack_experts(gate_up: Weight, down: Weight) -> PackedExperts:
@@ -103,8 +86,7 @@ def pack_experts(gate_up: Weight, down: Weight) -> PackedExperts:
 
 def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor]) -> Product:
     """All experts as one matrix, arranged from [E, out, in]."""
-    int4 = [part for part in _int4_parts(weight) if part is not None]
-    if len(int4) == len(_int4_parts(weight)) and len({part.group for part in int4}) == 1:
+    if int4 := _int4_of_one_group([weight]):
         codes = torch.cat([unpack_nibbles(part.qweight).transpose(1, 2) for part in int4], dim=1).int()
         steps = torch.cat([part.scales.transpose(1, 2) for part in int4], dim=1).float()  # [E, out, groups]
         found = _int4_product(arrange(codes), arrange(steps).t())
@@ -113,19 +95,22 @@ def _joined(weight: Weight, arrange: Callable[[Tensor], Tensor]) -> Product:
     return _dense_product(arrange(as_tensor(weight)))
 
 
-def _product(weights: tuple[Weight, ...], precise: bool = False) -> Product:
-    if precise:
-        return _dense_product(torch.cat([as_tensor(weight) for weight in weights]), precise=True)
-    int4 = [part for weight in weights for part in _int4_parts(weight)]
-    whole = [part for part in int4 if part is not None]
-    if len(whole) == len(int4) and len({part.group for part in whole}) == 1:
-        codes = torch.cat([unpack_nibbles(part.qweight).t() for part in whole]).int()
-        found = _int4_product(codes, torch.cat([part.scales for part in whole], dim=1).float())
+def _product(weights: Sequence[Weight], precise: bool = False) -> Product:
+    if not precise and (int4 := _int4_of_one_group(weights)):
+        codes = torch.cat([unpack_nibbles(part.qweight).t() for part in int4]).int()
+        found = _int4_product(codes, torch.cat([part.scales for part in int4], dim=1).float())
         if found is not None:
             return found
-    if len(weights) == 1 and isinstance(weights[0], Int8Row):
+    if not precise and len(weights) == 1 and isinstance(weights[0], Int8Row):
         return _dense_product(weights[0].weight, weights[0].weight_scale.float().reshape(-1))
-    return _dense_product(torch.cat([as_tensor(weight) for weight in weights]))
+    return _dense_product(torch.cat([as_tensor(weight) for weight in weights]), precise=precise)
+
+
+def _int4_of_one_group(weights: Sequence[Weight]) -> list[Int4] | None:
+    """The weights, joined ones in their parts, if all of them are INT4 with groups of one size."""
+    parts = [part for weight in weights for part in (weight.parts if isinstance(weight, Joined) else [weight])]
+    int4 = [part for part in parts if isinstance(part, Int4)]
+    return int4 if len(int4) == len(parts) and len({part.group for part in int4}) == 1 else None
 
 
 def _int4_product(codes: Tensor, scales: Tensor) -> Product | None:
@@ -191,26 +176,11 @@ def _if_held(
     return product if _held[key] else None
 
 
-def _parts(weight: Weight) -> list[Weight]:
-    return list(weight.parts) if isinstance(weight, Joined) else [weight]
-
-
-def _int4_parts(weight: Weight) -> list[Int4 | None]:
-    return [part if isinstance(part, Int4) else None for part in _parts(weight)]
-
-
 def _sum_of_two(dense: Tensor) -> bool:
     """Whether two bf16 numbers hold every value: they do for INT8 codes, and for FP8 with 16-bit scales."""
     high = dense.bfloat16().float()
     low = (dense.float() - high).bfloat16().float()
     return bool((high + low == dense).all())
-
-
-@lru_cache
-def _fast_bf16() -> bool:
-    """Whether the processor multiplies bf16 itself."""
-    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return _bf16_is_there() and any(ask is not None and ask() for ask in asked)
 
 
 @lru_cache
