@@ -14,12 +14,12 @@ from pathlib import Path
 
 from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance
+from stoker.plan.advice import verdicts
 from stoker.plan.answer import parse_draft
 from stoker.plan.catalog import DATA, GIB, Box, boxes, find_box, find_model, find_scheme
 from stoker.plan.evidence import MIXED
 from stoker.plan.memory import Ask, budget
 from stoker.plan.speed import Speed, first_token_s, predict, prefill_tokens_per_s
-from stoker.plan.verdicts import verdicts
 from stoker.plan.vllm_pool import Pool, pool_of
 from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import Draft

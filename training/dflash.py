@@ -6,7 +6,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import SLIDING
 from training.layers import Attention, Keys, Linear, RMSNorm, Rope, SwiGlu, rope_table
 
 

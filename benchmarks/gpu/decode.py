@@ -35,8 +35,8 @@ from stoker.backends.gpu.mtp import mtp_bytes
 from stoker.backends.gpu.state import Bucket, GpuCache
 from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import LayerWeights, StepWeights
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from stoker.weights.model_config import ModelConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import SLIDING, ModelConfig
 
 DFlashPart = tuple[DFlashConfig, DFlashWeights]
 PATTERN = 1024  # steps after which assumed acceptance and random tokens repeat

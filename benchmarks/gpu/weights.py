@@ -17,8 +17,8 @@ from stoker.backends.gpu.kernels.drafter import ContextWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import Kind, PackedWeight, pack_bf16
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MoeLayer, MtpWeights, StepWeights
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from stoker.weights.model_config import FULL, LINEAR, DeltaConfig, ModelConfig, MoeConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import FULL, LINEAR, SLIDING, DeltaConfig, ModelConfig, MoeConfig
 
 # root mean square of random codes, by which scales are chosen
 CODE_RMS = {Kind.INT4: 4.6, Kind.FP8: 70.0, Kind.INT8: 74.0, Kind.NVFP4: 2.9}

@@ -13,8 +13,8 @@ from stoker.errors import ConfigError
 from stoker.sizes.memory import caches_of
 from stoker.sizes.network import Drafter, Network
 from stoker.sizes.step import DFLASH, Draft
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from stoker.weights.model_config import ModelConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import SLIDING, ModelConfig
 from tests.engine.drive import DEPTH, PAGES, SLOTS, drain, engine_on, settings_for
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import RequestError
+from stoker.plan.advice import verdicts
 from stoker.plan.catalog import GIB, boxes, find_box, find_model, find_scheme, models, schemes
 from stoker.plan.memory import Ask, Budget, budget, engines
-from stoker.plan.verdicts import verdicts
 from stoker.plan.vllm_pool import pool_of
 from stoker.sizes.step import Draft
 from stoker.sizes.weights import WeightBytes

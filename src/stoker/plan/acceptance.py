@@ -23,7 +23,7 @@ class Acceptance:
 def workload_kind(name: str) -> str:
     kind = CALLED.get(name.lower(), name.lower())
     if kind not in KINDS:
-        raise RequestError(f"{name!r} is no workload the planner knows: {', '.join((*KINDS, *CALLED))}.")
+        raise RequestError(f"unknown workload {name!r}; known workloads: {', '.join((*KINDS, *CALLED))}.")
     return kind
 
 

@@ -9,14 +9,13 @@ from typing import Any
 from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
 from stoker.plan.acceptance import Acceptance, acceptance, workload_kind
-from stoker.plan.advice import Advice, advise
+from stoker.plan.advice import Advice, Verdict, advise, verdicts
 from stoker.plan.catalog import Box, find_box, find_model, find_scheme, read
 from stoker.plan.compat import Finding, findings
 from stoker.plan.evidence import Row, nearest
 from stoker.plan.memory import Ask, Budget, budget, find_engine
 from stoker.plan.models import GPT_OSS, Model
 from stoker.plan.speed import Speed, first_token_s, predict, prefill_tokens_per_s
-from stoker.plan.verdicts import Verdict, verdicts
 from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import Draft
 from stoker.sizes.weights import Scheme, WeightBytes
@@ -183,7 +182,7 @@ def parse_draft(text: str) -> Draft:
     """none, mtp:K, dflash:K or lookup:K, as --draft of the other commands."""
     kind, _, depth = text.strip().lower().partition(":")
     if kind not in DRAFTERS:
-        raise RequestError(f"--draft {text} is not understood; the planner knows none, mtp:K, dflash:K and lookup:K.")
+        raise RequestError(f"--draft is {text!r}, expected none, mtp:K, dflash:K or lookup:K.")
     if kind == "none":
         return Draft()
     if not depth.isdecimal() or not 1 <= int(depth) <= 64:
@@ -208,7 +207,7 @@ def recipes() -> dict[str, Any]:
 
 def find_recipe(name: str) -> dict[str, Any]:
     if name not in recipes():
-        raise RequestError(f"{name!r} is no recipe the planner knows: {', '.join(recipes())}.")
+        raise RequestError(f"unknown recipe {name!r}; known recipes: {', '.join(recipes())}.")
     return dict(recipes()[name])
 
 

@@ -129,7 +129,7 @@ def find_model(name: str) -> Model:
     rows = len(of_model(name))
     measured = f" Others measured it, though: stoker evidence {name} lists {rows} rows." if rows else ""
     raise RequestError(
-        f"{name!r} is no model the planner knows and no directory or config.json either.{measured} "
+        f"unknown model {name!r}, and no directory or config.json has that name.{measured} "
         f"{near} Known: {', '.join(_names())}."
     )
 
@@ -145,7 +145,7 @@ def find_box(name: str) -> Box:
             return box
     known = {known: box.key for box in boxes() for known in (box.key, box.name, *box.aliases)}
     raise RequestError(
-        f"{name!r} is no box the planner knows. {suggestion(name, known)} "
+        f"unknown box {name!r}. {suggestion(name, known)} "
         f"Known: {', '.join(box.key for box in boxes())}, and this: the machine you are on."
     )
 
@@ -156,7 +156,7 @@ def find_scheme(name: str) -> Scheme:
         if _plain(key) == wanted:
             return scheme
     hint = suggestion(name, {key: key for key in schemes()})
-    raise RequestError(f"{name!r} is no weight format the planner knows. {hint} Known: {', '.join(schemes())}.")
+    raise RequestError(f"unknown weight format {name!r}. {hint} Known: {', '.join(schemes())}.")
 
 
 def suggestion(name: str, known: Mapping[str, str]) -> str:

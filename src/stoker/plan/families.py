@@ -10,8 +10,7 @@ from stoker.plan.models import Model, from_config
 from stoker.sizes.network import Weight
 from stoker.sizes.weights import FEEDING
 from stoker.weights.config_fields import Fields
-from stoker.weights.dflash_config import SLIDING
-from stoker.weights.model_config import FAMILIES, FULL, LINEAR
+from stoker.weights.model_config import FAMILIES, FULL, LINEAR, SLIDING
 from stoker.weights.names import (
     ATTENTION,
     DELTANET,

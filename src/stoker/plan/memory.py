@@ -78,7 +78,7 @@ def find_engine(name: str) -> EngineNeeds:
     by_plain = {key.lower().replace(".", ""): needs for key, needs in engines().items()}
     wanted = name.lower().replace(".", "")
     if wanted not in by_plain:
-        raise RequestError(f"{name!r} is no engine the planner knows. Known: {', '.join(engines())}.")
+        raise RequestError(f"unknown engine {name!r}; known engines: {', '.join(engines())}.")
     return by_plain[wanted]
 
 

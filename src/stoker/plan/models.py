@@ -11,8 +11,7 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.sizes.network import Network, Weight
 from stoker.weights.config_fields import Fields
-from stoker.weights.dflash_config import SLIDING
-from stoker.weights.model_config import FAMILIES, FULL, ModelConfig
+from stoker.weights.model_config import FAMILIES, FULL, SLIDING, ModelConfig
 from stoker.weights.names import ATTENTION, EMBEDDING, HEAD, ROUTED, ROUTER, group_of
 
 GPT_OSS = "gpt_oss"

@@ -78,7 +78,7 @@ class Choice:
 def pick(box_name: str, need_name: str = "agent") -> tuple[Box, Need, tuple[Choice, ...]]:
     box = find_box(box_name)
     if need_name not in NEEDS:
-        raise RequestError(f"{need_name!r} is no need the picker knows: {', '.join(NEEDS)}.")
+        raise RequestError(f"unknown need {need_name!r}; known needs: {', '.join(NEEDS)}.")
     need = NEEDS[need_name]
     chosen = []
     for model in models():

@@ -11,8 +11,7 @@ from math import ceil
 
 from stoker.errors import RequestError
 from stoker.plan.models import Model
-from stoker.weights.dflash_config import SLIDING
-from stoker.weights.model_config import FULL, LINEAR
+from stoker.weights.model_config import FULL, LINEAR, SLIDING
 
 KERNEL_BLOCK = 16  # attention blocks are multiples of this many tokens
 CLOSE = 1.5  # kinds whose numbers of layers differ less than this are padded to the larger

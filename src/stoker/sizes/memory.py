@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from stoker.backends.family import PAGE_SIZE, STEP_CHUNK
 from stoker.sizes.network import Network
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
-from stoker.weights.dflash_config import SLIDING
-from stoker.weights.model_config import FULL, LINEAR
+from stoker.weights.model_config import FULL, LINEAR, SLIDING
 
 KV_ITEM = {"fp32": 4, "bf16": 2, "fp8": 1}
 GPU_PREPARED, GPU_NUMBERS = 8, 4  # tokens that the GPU's DeltaNet kernel prepares at a time, and numbers of each

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
-from stoker.weights.model_config import FULL, LINEAR, DeltaConfig, ModelConfig
+from stoker.weights.model_config import FULL, LINEAR, SLIDING, DeltaConfig, ModelConfig
 from stoker.weights.names import EMBEDDING, MTP, OTHER, ROUTED, group_of, model_parameters, part_of
+
+if TYPE_CHECKING:
+    from stoker.weights.dflash_config import DFlashConfig
 
 Shape = tuple[int, ...]
 
@@ -45,7 +47,7 @@ class Drafter:
     block_size: int
 
     @classmethod
-    def of(cls, config: DFlashConfig) -> Self:
+    def of(cls, config: "DFlashConfig") -> Self:
         return cls(
             repository="",
             hidden_size=config.hidden_size,

@@ -7,9 +7,8 @@ from typing import Any
 from stoker.errors import ConfigError, brief
 from stoker.weights.config_fields import Fields
 from stoker.weights.json_file import read_json
-from stoker.weights.model_config import FULL, ModelConfig, rope_of
+from stoker.weights.model_config import FULL, SLIDING, ModelConfig, rope_of
 
-SLIDING = "sliding_attention"
 ARCHITECTURE = "DFlashDraftModel"
 
 

@@ -11,7 +11,7 @@ from stoker.errors import ConfigError, brief
 from stoker.weights.config_fields import Fields
 from stoker.weights.json_file import read_json
 
-FULL, LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
 
 # model_type of the whole file or of its text part -> family
 FAMILIES = {

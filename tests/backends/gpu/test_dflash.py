@@ -8,7 +8,8 @@ from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.family import Family
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import SLIDING
 from tests.backends.gpu.test_step import model
 
 pytest.importorskip("triton")

@@ -15,7 +15,8 @@ from stoker.backends.cpu.linear import DenseMlp, Fused, Linear
 from stoker.backends.cpu.norm import RMSNorm
 from stoker.backends.cpu.ops.attention import QueryTiles
 from stoker.backends.cpu.ops.rope import rope_table
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import SLIDING
 
 
 class DFlashLayer(nn.Module):

@@ -22,7 +22,8 @@ from stoker.backends.gpu.mtp import confidence
 from stoker.backends.gpu.packed import UNIT, PackedWeight
 from stoker.backends.gpu.state import Bucket, StepInputs, cut_partials
 from stoker.backends.gpu.weights import StepWeights, pack, scale_of
-from stoker.weights.dflash_config import SLIDING, DFlashConfig
+from stoker.weights.dflash_config import DFlashConfig
+from stoker.weights.model_config import SLIDING
 
 
 @dataclass(frozen=True)
