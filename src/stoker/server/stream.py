@@ -78,8 +78,8 @@ class EventStream(Response):
         close: Callable[[], None],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`on_error` is the event that tells a client why its stream ends early; `end` follows the last event; `close`
-        is called when nothing more will be read of the events, whether or not they were ever submission."""
+        """`on_error` makes the event that says why a stream ends early; `end` follows the last event; `close` is called
+        when no more events will be read, even if none was."""
         super().__init__()
         self._events, self._on_error, self._end, self._close = events, on_error, end, close
         self._start_headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in (headers or {}).items())]
