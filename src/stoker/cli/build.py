@@ -1,4 +1,4 @@
-"""`stoker build`: one checkpoint out of several, or the same one in other formats."""
+"""`stoker build`: builds one checkpoint from several, or converts one to other formats."""
 
 from pathlib import Path
 from typing import Annotated
@@ -65,7 +65,7 @@ def build(
         tasks: dict[str, int] = {}
 
         def show(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:  # what an earlier run has done is no part of the speed
+            if phase not in tasks:  # the work of an earlier run does not count towards the speed
                 tasks[phase] = bar.add_task(phase, total=total, completed=done)
             bar.update(tasks[phase], completed=done, total=total)  # type: ignore[arg-type]
 

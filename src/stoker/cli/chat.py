@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker.engine.worker.messages import Loading
     from stoker.engine.worker.process import EngineProcess
 
-CHECKPOINTS = 8  # recurrent states kept, so that a turn computes only what is new
+CHECKPOINTS = 8  # recurrent states kept, so that each turn computes only its new tokens
 COMMANDS = {
     "/help": "what can be typed here",
     "/reset": "begin a new conversation",

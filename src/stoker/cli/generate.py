@@ -1,4 +1,4 @@
-"""`stoker generate`: one prompt, one answer, in this process."""
+"""`stoker generate`: answers one prompt, with the engine in this process."""
 
 import json
 import time
@@ -41,7 +41,7 @@ def generate(
     from stoker.sampling.settings import Sampling
 
     directory = checkpoint_at(model)
-    sampling = Sampling(  # refuses bad numbers before anything is loaded
+    sampling = Sampling(  # validates the numbers before anything is loaded
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ())
     )
     choice = DraftChoice.parse(draft)
@@ -67,7 +67,7 @@ def generate(
         if decoding:
             decode_s += time.perf_counter() - started
             steps += 1
-        else:  # the first token comes out of prefill
+        else:  # the first token comes from prefill
             prefill_s += time.perf_counter() - started
         for event in events:
             for token in event.tokens:
@@ -103,7 +103,7 @@ def generate(
 
 
 def load_with_progress(directory: Path) -> "Loaded":
-    """The model, with a bar while it loads and its notes after it."""
+    """Loads the model with a progress bar, and prints its notes."""
     from stoker.backends.cpu.load import load_model
 
     console = error_console()

@@ -1,4 +1,4 @@
-"""`stoker inspect`: what is this checkpoint, is it whole, and what to do if not."""
+"""`stoker inspect`: describes a checkpoint, checks that it is complete, and says how to repair it."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ def _table(report: "Inspection") -> "RenderableType":
         read = step.pop(group.name, 0)
         shown = (f"{group.tensors:,}", _size(group.bytes), _size(read) if read else "–")
         table.add_row(group.name, group.format, *shown)
-    for name, size in step.items():  # states, which are in no file
+    for name, size in step.items():  # recurrent states, which are in no file
         if size:
             table.add_row(name, "read + write" if "state" in name else "the embedding", "", "", _size(size))
     table.add_section()
@@ -116,7 +116,7 @@ def _facts(report: "Inspection") -> list[str]:
     lines, mtp, step = [], report.mtp, report.step
     if step and step.total:
         line = f"A step reads {_size(step.total)} and {_size(step.kv_bytes_per_token)} per token of context"
-        if step.total > 1e8:  # below, it is not memory that sets the speed
+        if step.total > 1e8:  # below that, memory bandwidth does not limit the speed
             line += (
                 f": at {SPARK_GB_PER_S} GB/s (DGX Spark) no more than {SPARK_GB_PER_S * 1e9 / step.total:.1f} steps/s"
             )

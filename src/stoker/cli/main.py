@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import stoker
-from stoker.cli.progress import any_text, say_error
+from stoker.cli.progress import replace_unencodable, say_error
 from stoker.errors import StokerError
 
 # Each is the function of that name in stoker.cli.NAME.
@@ -61,7 +61,7 @@ def run() -> None:
     """The entry point. A StokerError is one sentence and exit code 2; --debug, anywhere, shows its traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    any_text()
+    replace_unencodable()
     try:
         app(arguments)
     except StokerError as error:

@@ -1,5 +1,7 @@
-"""How commands speak to people: on stdout, on stderr, the bar while they move bytes (phase, share, amount, speed, time
-left), and errors. rich is imported where something is printed, so that --json need not wait for it."""
+"""Terminal output of commands: consoles for stdout and stderr, progress bars for bytes, and errors.
+
+rich is imported where something is printed, so that --json does not wait for its import.
+"""
 
 import io
 import os
@@ -25,18 +27,20 @@ def error_console() -> "Console":
 def _console(stderr: bool) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, emoji=False)  # a table of emoji takes long to load, and :100: stays
+    return Console(
+        stderr=stderr, highlight=False, emoji=False
+    )  # loading the table of emoji is slow, and text such as :100: must stay
 
 
 def say_error(error: Exception) -> None:
-    """One sentence, in red where there are colours."""
+    """Prints an error as one sentence, in red if the terminal has colours."""
     from rich.markup import escape
 
     error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
 
 
 def check_writable(*files: Path | None) -> None:
-    """Before the work: raises for a file that could not be written after it. `-` is stdout."""
+    """Raises if a result file could not be written later. Called before the work begins; `-` is stdout."""
     for file in files:
         if file is None or str(file) == "-":
             continue
@@ -49,15 +53,15 @@ def check_writable(*files: Path | None) -> None:
             raise RequestError(f"{file} cannot be written: this user may not write there.")
 
 
-def any_text() -> None:
-    """On terminals and pipes that hold ASCII alone, other characters become question marks, not tracebacks."""
+def replace_unencodable() -> None:
+    """Replaces characters that stdout and stderr cannot encode by question marks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
 
 
 def byte_progress(console: "Console") -> "Progress":
-    """Nothing is drawn where stderr is no terminal."""
+    """A progress bar for bytes. It draws nothing if stderr is not a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
