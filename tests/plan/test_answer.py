@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from stoker.errors import StokerError
 from stoker.plan.answer import Answer, Question, answer
 from stoker.plan.explain import explain
 from stoker.plan.pick import NEEDS, pick
-from stoker.report.plan import page, segments
 
 HEAVY = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
 WITHOUT_TORCH = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}));"
@@ -176,29 +174,6 @@ def test_picks_are_in_order_and_honest(box: str, need: str) -> None:
         assert not choice.meets or choice.speed.tokens_per_s >= wanted.least
         assert all(row.model == choice.model.name for row in choice.evidence)
     assert [c.model.name for c in choices].count("Qwen3.5-122B-A10B") == 1
-
-
-def test_the_page_stands_alone_and_adds_up() -> None:
-    found = answer(DFLASH)
-    text = page(found)
-    loads = re.findall(r"<(?:script|link|img|iframe)|url\(|@import|src=", text)
-    assert not loads
-    assert "prefers-color-scheme: dark" in text
-    assert sum(size for _, _, size in segments(found)) == found.budget.total
-    tags: list[str] = []
-
-    class Balance(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            if tag not in ("meta", "br", "rect", "line", "circle", "polygon", "polyline", "link"):
-                tags.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            if tag not in ("rect", "line", "circle", "polygon", "polyline"):
-                assert tags.pop() == tag
-
-    Balance().feed(text.replace("<!doctype html>", ""))
-    assert not tags
-    assert "has no drafter" in page(answer(Question("235b", "2xspark")))
 
 
 def test_the_embedded_model_on_this_machine(tmp_path: Path) -> None:

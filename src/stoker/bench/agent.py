@@ -1,4 +1,4 @@
-"""An agent at work: tool calls over a history that grows to given lengths, where the turns are measured.
+"""The agent workload: tool calls over a history that grows, and turns that are timed at given lengths of it.
 
 Tool results are scripted, answers are the model's own and stay in the history, as in a real loop: what a server cached
 of its own output helps it, or does not. Each point of measurement is reached by one turn with a large result ("load"),
@@ -28,7 +28,7 @@ TOOL_SHARE = 0.73  # of real agent traffic on such a box, as published
 
 @dataclass(frozen=True)
 class Turn:
-    history: int  # the point of measurement this turn belongs to
+    history: int  # the length that this turn is counted under
     tokens: int  # its own prompt
     load: bool
 
@@ -47,7 +47,7 @@ def _tool(name: str, says: str, **parameters: str) -> Body:
 
 
 class Conversation:
-    """One run through all points. `salt` stands in the first tool, which templates put first: a cold start."""
+    """One agent's session. `salt` is in the first tool, which templates render first: nothing is cached."""
 
     def __init__(self, target: "Target", salt: str, tool_share: float = TOOL_SHARE) -> None:
         self._target, self._rng, self._share = target, Random(salt), tool_share
@@ -65,7 +65,7 @@ class Conversation:
         ]
 
     async def prompt(self, turn: Turn) -> Prompt:
-        """The next request; the result that answers the last call is fitted to the turn's length."""
+        """The next request, with a tool result that is long enough to bring the prompt to the turn's length."""
         make = texts.code if turn.load else texts.log
         closing = self._closing()
         said, last = self._messages, self._messages[-1]
@@ -77,7 +77,7 @@ class Conversation:
                 result: Body = {"role": "tool", "tool_call_id": call, "content": shown}
             else:
                 result = {"role": "user", "content": shown}
-            if last["role"] == "user":  # the very first turn: its file belongs to the task
+            if last["role"] == "user":  # the first turn: the file is part of the task
                 messages = [*said[:-1], {"role": "user", "content": f"{last['content']}\n\n{shown}"}]
             else:
                 messages = [*said, result]
@@ -89,7 +89,7 @@ class Conversation:
         return Prompt(NAME, body, tokens)
 
     def answered(self, answer: Answer) -> None:
-        """Keep what the model said. A call that is no JSON would be refused in a history, so it is kept as text."""
+        """Add the model's answer to the history. Calls that are not JSON are kept as text: servers refuse them."""
         calls = [call for call in answer.calls.values() if call["name"] and _parses(call["arguments"])][:1]
         message: Body = {"role": "assistant", "content": answer.content or ("" if calls else answer.text)}
         if calls:
@@ -98,7 +98,7 @@ class Conversation:
         self._messages.append(message)
 
     def _closing(self) -> str:
-        """What leads to a tool call next, or to an explanation, in the share that was asked for."""
+        """A last line that provokes a tool call or, in the remaining share of turns, an explanation."""
         thing, state = self._rng.choice(("valve", "pump", "relay", "fuse")), self._rng.choice(("tested", "stored"))
         if self._rng.random() < self._share:
             forms = (

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.bench.record import Failure
 from stoker.bench.wire import Exchange, json_events
 
-MESSAGE_LIMIT = 2000  # characters kept of a server's complaint
+MESSAGE_LIMIT = 2000  # characters kept of a server's error
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Answer:
     usage: dict[str, Any] | None = None
     speculation: dict[str, Any] | None = None
     failure: Failure | None = None
-    tokens: int | None = None  # all the server made, those it did not show included
+    tokens: int | None = None  # all that were generated, hidden reasoning included
     source: str = "none"
     notes: list[str] = field(default_factory=list)
 
@@ -93,9 +93,9 @@ def read(exchange: Exchange) -> Answer:
 
 
 def count(answer: Answer, text_tokens: int | None = None) -> None:
-    """Set tokens per chunk and in all, from the best source there is.
+    """Set the tokens of each chunk and their sum, from the best source available.
 
-    `text_tokens` is the answer's text through the server's tokenizer, wanted where `needs_tokenizer` says so.
+    `text_tokens` is the number of tokens in the answer's text by the server's tokenizer, if `needs_tokenizer`.
     """
     chunks, claimed = answer.chunks, answer.usage_number("completion_tokens")
     if not chunks:
@@ -110,11 +110,11 @@ def count(answer: Answer, text_tokens: int | None = None) -> None:
     running = [chunk.usage for chunk in chunks]
     if claimed is None and running[-1] is not None:
         claimed = running[-1]
-    # reasoning that was billed but not streamed came before the first chunk: not part of decoding
+    # reasoning that was billed but not streamed precedes the first chunk, so it is no part of decoding
     hidden = answer.usage_number("completion_tokens_details", "reasoning_tokens") or 0
     hidden = hidden if claimed is not None and not answer.reasoning and hidden < claimed else 0
     shown = None if claimed is None else claimed - hidden
-    # the markup around a tool call is tokens, but no text: with calls in it the text is a lower bound only
+    # the markup around a tool call costs tokens but is not in the text, which then is only a lower bound
     most = float("inf") if answer.calls else 1.5 * (text_tokens or 0) + 16
     if text_tokens is not None and (shown is None or not 0.9 * text_tokens <= shown <= most):
         if shown is not None:
@@ -133,7 +133,7 @@ def count(answer: Answer, text_tokens: int | None = None) -> None:
 
 
 def needs_tokenizer(answer: Answer) -> bool:
-    """Whether counting the text would tell more than what the server sent."""
+    """Whether a count of the text would help: not if every chunk has its token ids."""
     return bool(answer.chunks) and not all(chunk.ids for chunk in answer.chunks)
 
 
@@ -167,7 +167,7 @@ def _take(answer: Answer, at: float, event: dict[str, Any]) -> None:
         called = "".join(_take_call(answer, call) for call in delta.get("tool_calls") or ())
         ids = choice.get("token_ids") or delta.get("token_ids")
         text = reasoning + content + called
-        if text or ids:  # not the chunk that only says who speaks
+        if text or ids:  # not the chunk that only has a role
             so_far = usage.get("completion_tokens") if isinstance(usage, dict) else None
             answer.chunks.append(Chunk(at, text, ids if isinstance(ids, list) else None, so_far))
 
@@ -182,7 +182,7 @@ def _take_call(answer: Answer, call: dict[str, Any]) -> str:
 
 
 def _take_running(chunks: list[Chunk], running: list[int | None], total: int) -> bool:
-    """Tokens per chunk from counts that came along. False where they do not rise to the total."""
+    """Tokens per chunk from the running counts in the stream. False if they do not rise to the total."""
     before = 0
     for chunk, so_far in zip(chunks, running, strict=True):
         if so_far is None or so_far < before or so_far > total:
@@ -193,7 +193,7 @@ def _take_running(chunks: list[Chunk], running: list[int | None], total: int) ->
 
 
 def _spread(chunks: list[Chunk], total: int) -> None:
-    """A known sum over chunks by length of text; the sums so far are rounded, so they never drift."""
+    """Spread a known total over the chunks by length of text. Running sums are rounded, so errors do not add up."""
     length = sum(len(chunk.text) for chunk in chunks) or 1
     seen = given = 0
     for chunk in chunks:
@@ -214,7 +214,7 @@ def _http_failure(exchange: Exchange) -> Failure:
 
 
 def _error_message(body: Any) -> str:
-    """The sentence in an error body, else all of it."""
+    """The message in an error body, or the whole body if there is none."""
     found = body
     for key in ("error", "message"):
         if isinstance(found, dict) and found.get(key):

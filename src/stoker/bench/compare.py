@@ -1,4 +1,4 @@
-"""Two runs, or two servers of one run, workload by workload: how much they differ, and whether noise would do it."""
+"""Two runs, or two servers of one run, compared by workload: how much they differ, and whether noise explains it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from stoker.bench.record import Difference, Request
 from stoker.bench.stats import change, median, verdict
 from stoker.bench.summary import Group, group_of, title
 
-METRICS: dict[str, bool | None] = {  # name: higher is better; None: neither, it only explains
+METRICS: dict[str, bool | None] = {  # whether higher is better; None: neither, it explains the others
     "decode_tokens_per_s": True,
     "end_to_end_tokens_per_s": True,
     "ttft_s": False,
@@ -16,7 +16,7 @@ METRICS: dict[str, bool | None] = {  # name: higher is better; None: neither, it
 
 
 def differences(a: Iterable[Request], b: Iterable[Request], paired: bool) -> list[Difference]:
-    """For every workload both have measured. Rounds are the unit: requests of one round are not independent."""
+    """For every workload that both measured. Rounds are compared, since requests of one round are not independent."""
     first, second = _groups(a), _groups(b)
     found = []
     for group in first:
@@ -79,7 +79,7 @@ def statement(found: Sequence[Difference], metric: str = "decode_tokens_per_s") 
 
 
 def _groups(requests: Iterable[Request]) -> dict[Group, list[Request]]:
-    """By workload, whichever server it was."""
+    """By workload, for any server."""
     groups: dict[Group, list[Request]] = {}
     for request in requests:
         name, _, *rest = group_of(request)

@@ -16,7 +16,7 @@ from stoker.errors import BenchError
 def document(
     suite: str, requests: list[Request], environment: Environment, complete: bool, notes: list[str]
 ) -> Document:
-    """Everything is computed from the requests, so a file can be summarised again by a later version."""
+    """Everything is computed from the requests, so a later version can summarise an old file again."""
     rows = summary.rows(requests)
     points = summary.turns(requests)
     names = [server.name for server in environment.servers]
@@ -36,7 +36,7 @@ def document(
 
 
 def compared(a: Document, b: Document) -> Document:
-    """Two results as one, as if B had been measured beside A; what either says of itself stays."""
+    """Two results as one, as if B had been measured beside A."""
     first = [replace(r, server="A") for r in a.requests if r.server == "A"]
     second = [replace(r, server="B") for r in b.requests if r.server == "A"]
     servers = [replace(a.environment.servers[0], name="A"), replace(b.environment.servers[0], name="B")]

@@ -32,7 +32,7 @@ def environment(started: datetime, gpus: list[str], servers: list[ServerFacts], 
 
 
 def command(arguments: list[str]) -> str:
-    """The exact command, without keys."""
+    """The exact command line, with API keys replaced by ***."""
     from shlex import quote
 
     shown, hide = ["stoker"], False

@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens: filler grows word by word until the server's own count is met."""
+"""Prompts with an exact number of tokens: filler is added word by word until the server's own count matches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,8 @@ from stoker.bench.texts import Material
 from stoker.bench.tokens import Counter, Refused
 
 Body = dict[str, Any]
-STEP = 64  # where the task, or the least that can be put before it, is too long, the target moves up to a multiple
-PROBE_LIMIT = 2048  # counts that cost a prefill are not searched beyond this: length is then scaled from a sample
+STEP = 64  # if the task alone is too long, the target becomes the next multiple of this
+PROBE_LIMIT = 2048  # if counting costs a prefill, longer prompts are scaled from a sample instead of searched
 
 
 async def fit(
@@ -56,12 +56,12 @@ async def _fit(render: Callable[[str], Body], material: Material, target: int, c
         if low_tokens == target:
             break
     pad, tokens = 0, low_tokens
-    for _ in range(6):  # the last word was too long by a piece: a few short ones fill the gap
+    for _ in range(6):  # the last word overshot by a token: short words fill the gap
         if tokens == target:
             break
         pad = max(pad + target - tokens, 0)
         tokens = await length(low, pad)
-    if low == 0 and tokens < target:  # filler has a sentence that leads in to it, which alone is too long
+    if low == 0 and tokens < target:  # the sentence that introduces the filler is too long by itself
         return await _fit(render, material, (target // STEP + 1) * STEP, counter)
     return render(_filled(material, low, pad)), tokens
 

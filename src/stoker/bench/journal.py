@@ -1,4 +1,4 @@
-"""Finished rounds on disk as they happen, so that an interrupted suite goes on where it stopped.
+"""Finished rounds, written to disk at once, so that an interrupted suite can resume.
 
 A line of JSON each; the first says what is being measured, and another measurement does not continue it.
 """
@@ -14,7 +14,7 @@ from stoker.errors import BenchError
 
 
 class Round(msgspec.Struct):
-    """A line of the file, after the first."""
+    """A line of the file after the first."""
 
     round: str
     requests: list[Request]
@@ -43,7 +43,7 @@ class Journal:
                 file.write(msgspec.json.encode(Round(key, requests)) + b"\n")
 
     def finish(self) -> None:
-        """The result file holds everything now."""
+        """Delete the journal: the result file now holds everything."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 

@@ -72,7 +72,7 @@ def to_request(
 
 
 def timed(request: Request, answer: Answer) -> Request:
-    """Adds times and speeds to the record of an answer that counts."""
+    """Adds times and speeds to the record of a successful request."""
     first, last = request.chunk_s[0], request.chunk_s[-1]
     decode_s = last - first
     # The first chunk may carry several tokens; they all came at `first`, so none of them was decoded after it.
@@ -94,7 +94,7 @@ def timed(request: Request, answer: Answer) -> Request:
 
 
 def _steps_per_s(request: Request, made: int | None) -> float | None:
-    """A first chunk of several tokens holds prefill's token and those of a step that was over when it came."""
+    """A first chunk of several tokens contains a whole step beside prefill's token; that step was over at t_1."""
     seconds = request.chunk_s[-1] - request.chunk_s[0]
     before = 1 if request.chunk_tokens[0] > 1 else 0
     return (made - before) / seconds if made is not None and made > before and seconds > 0 else None
@@ -112,12 +112,12 @@ class CounterGain:
     generated: float | None
 
     def ours(self, tokens: int) -> bool:
-        """Whether it can only have been our requests."""
+        """Whether all of it came from our requests."""
         return self.generated is not None and abs(self.generated - tokens) <= max(2.0, AGREE * tokens)
 
 
 def counter_gain(before: dict[str, float], after: dict[str, float]) -> CounterGain | None:
-    """None where the server has no speculation counters."""
+    """None if the server has no speculation counters."""
     if ACCEPTED not in after or DRAFTS not in after:
         return None
     gained = {name: after[name] - before.get(name, 0.0) for name in (ACCEPTED, DRAFTS)}
@@ -126,7 +126,7 @@ def counter_gain(before: dict[str, float], after: dict[str, float]) -> CounterGa
 
 
 def spread_metric_steps(requests: Sequence[Request], gained: CounterGain | None) -> None:
-    """Where answers say nothing of speculation but the server's counters do: the round's steps, shared by tokens."""
+    """If only the server's counters know of speculation, share the round's steps among its requests by tokens."""
     answered = [r for r in requests if r.failure is None and r.steps is not None]
     if gained is None or not answered or any(r.steps_source == "response" for r in requests):
         return

@@ -21,16 +21,16 @@ PROBE_S = 0.02  # between two probes
 
 @dataclass
 class Overhead:
-    """Collected over all rounds."""
+    """The client's lateness and CPU time, collected over all rounds."""
 
     lags: list[float] = field(default_factory=list)
-    watts: list[float] = field(default_factory=list)  # of the round at hand
+    watts: list[float] = field(default_factory=list)  # of the current round
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
     @contextmanager
     def measuring(self, power: "Power | None") -> Iterator[None]:
-        """While requests run."""
+        """Around a round's requests."""
         cpu, wall, self.watts = time.process_time(), time.monotonic(), []
         loop = asyncio.get_running_loop()
         here, there = socket.socketpair()
@@ -51,7 +51,7 @@ class Overhead:
             self.wall_s += time.monotonic() - wall
 
     def _receive(self, here: socket.socket) -> None:
-        """A turn of the loop later, as the coroutine that stamps an answer's bytes runs."""
+        """Stamps one turn of the loop later, which is when the coroutine that stamps an answer's bytes runs."""
         asyncio.get_running_loop().call_soon(self._stamp, here.recv(1 << 12))
 
     def _stamp(self, data: bytes) -> None:
@@ -59,7 +59,7 @@ class Overhead:
         self.lags += [now - sent for (sent,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
 
     def _send_probes(self, there: socket.socket, over: threading.Event, power: "Power | None") -> None:
-        """Sends the time through a socket, the way a server's bytes come, from a thread that is never busy."""
+        """Sends the time through a socket, as a server sends its bytes, from a thread that is otherwise idle."""
         next_reading = 0.0
         while not over.wait(PROBE_S):
             there.send(struct.pack("d", time.monotonic()))

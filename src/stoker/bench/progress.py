@@ -1,4 +1,4 @@
-"""Live progress: the whole suite and the round at hand, with the newest speed. Nothing where stderr is no terminal."""
+"""Progress bars for the suite and the current round, with the latest speed. Only drawn on a terminal."""
 
 from collections.abc import Sequence
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""Broken output benchmarks well, so answers are looked at before their speed is believed."""
+"""Checks of answers: blank, looping or malformed output can be fast, and must not count as speed."""
 
 import json
 import re

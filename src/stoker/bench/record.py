@@ -11,11 +11,11 @@ VERSION: Literal[1] = 1
 
 
 class Record(Struct, forbid_unknown_fields=True):
-    """What a document is made of."""
+    """Base of everything in the document. Unknown keys are refused."""
 
 
 class Failure(Record):
-    """Why a request has no answer that counts."""
+    """Why a request failed."""
 
     kind: Annotated[
         str, Meta(description="http 400, connection, timeout, closed early, error in stream, empty, malformed")
@@ -74,7 +74,7 @@ class Percentiles(Record):
 
 
 class Spread(Record):
-    """Of the measured values of a median."""
+    """The range of the values behind a median."""
 
     low: float
     high: float
@@ -121,7 +121,7 @@ class Workload(Record):
 
 
 class Turn(Record):
-    """What an agent's user waits for at a given length of history."""
+    """How long an agent's user waits at a given length of history."""
 
     server: str
     history_tokens: int
@@ -159,7 +159,7 @@ class ServerFacts(Record):
 
 
 class Client(Record):
-    """What measuring itself cost."""
+    """The cost of measuring itself."""
 
     cpu_share: Annotated[float | None, Meta(description="of one core, while requests ran")]
     lag_p50_s: Annotated[

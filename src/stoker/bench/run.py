@@ -1,4 +1,4 @@
-"""Runs a plan: warm-up, then measured rounds, servers taking turns. Keeps what is finished when it is interrupted."""
+"""Runs a plan: a warm-up, then measured rounds, servers taking turns. Finished requests outlive an interruption."""
 
 import asyncio
 import gc
@@ -54,13 +54,13 @@ class Runner:
     overhead: Overhead = field(default_factory=Overhead)
     requests: list[Request] = field(default_factory=list)
     interrupted: bool = False
-    stop_reason: str = ""  # why it stopped early on its own
+    stop_reason: str = ""  # why it stopped early, unless it was interrupted
 
     async def run(self) -> None:
         """Fills `requests`. Those that came to their end are kept if it is cancelled (Ctrl-C) or the server fails."""
         self.requests = list(self.journal.requests)
         self._begin = self.targets[0].clock() - max((r.started_s + (r.total_s or 0) for r in self.requests), default=0)
-        # servers are asked the same, word for word, but never one server the same twice: its cache would know it
+        # all servers get the same prompts, but no server gets a prompt twice, which its prefix cache would recognise
         apart = len({target.url for target in self.targets}) == len(self.targets)
         self._salts = {target.name: self.salt if apart else f"{self.salt}/{target.name}" for target in self.targets}
         self._prompts = {target.name: Prompts(target, self._salts[target.name]) for target in self.targets}
@@ -124,7 +124,7 @@ class Runner:
         names = cell.workloads or (cell.name,)
         streams = cell.concurrency if cell.rate is None else max(4, round(cell.rate))
         own = self.own.get(cell.name)
-        # cold rounds repeat the question behind another salt; warm ones ask something else of the same text
+        # cold rounds repeat the question behind a new salt; warm rounds ask another question about the same text
         first = number if cell.variant == "warm" else 0
         prompts = [self._capped(prompt) for prompt in own or ()] or [
             self._capped(await self._prompt(cell, target, names[i % len(names)], first + i)) for i in range(streams)
@@ -136,7 +136,7 @@ class Runner:
         def salted(prompt: Prompt) -> Prompt:
             return prompt.resalted(rng) if cell.variant == "cold" else prompt
 
-        each = cell.each if number else 1  # one is enough to warm up
+        each = cell.each if number else 1  # one request warms up
 
         async def stream(place: int, until: float | None) -> None:
             done = 0
@@ -155,8 +155,8 @@ class Runner:
     async def _arrivals(
         self, cell: Cell, target: Target, number: int, prompts: list[Prompt], finished: list[Finished]
     ) -> None:
-        """Requests come at random moments (a Poisson process of known count, so that the rate offered is the rate asked
-        for), whether or not earlier ones are answered; at the same moments for every server."""
+        """Requests start at random moments (a Poisson process of known count, so that the rate is exactly `rate`),
+        whether or not earlier ones are answered, and at the same moments for every server."""
         loop, seconds, rate = asyncio.get_running_loop(), cell.seconds or 30.0, cell.rate or 0.0
         chance = Random(f"{self.salt}/{cell.title}/{number}")
         moments = sorted(chance.uniform(0.0, seconds) for _ in range(max(round(rate * seconds), 1)))
@@ -174,7 +174,7 @@ class Runner:
             raise
 
     async def _conversation(self, cell: Cell, target: Target, number: int, finished: list[Finished]) -> None:
-        """The warm-up is a conversation as far as the first point."""
+        """The warm-up round stops after the first length of history."""
         points = cell.histories if number else cell.histories[:1]
         conversation = agent.Conversation(target, f"{self._salts[target.name]}/{number}", self.options.tool_share)
         await target.open(1)
@@ -186,7 +186,7 @@ class Runner:
                 exchange = await self._ask(target, prompt, variant, turn.history, finished)
             answer = read(exchange)
             if answer.failure is not None:
-                return  # the rest of the conversation has no history to stand on
+                return  # without this answer the following turns have no history
             conversation.answered(answer)
 
     async def _depth(self, cell: Cell, target: Target, finished: list[Finished]) -> None:
@@ -225,7 +225,7 @@ class Runner:
         return exchange
 
     async def _records(self, cell: Cell, target: Target, number: int, finished: list[Finished]) -> list[Request]:
-        """Read what came, now that nothing is being timed."""
+        """Parses the answers, now that nothing is being timed."""
         requests = []
         watts = sum(self.overhead.watts) / len(self.overhead.watts) if self.overhead.watts else None
         for each in finished:

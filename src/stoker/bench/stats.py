@@ -1,4 +1,4 @@
-"""Medians, percentiles, bootstrap intervals, and when two medians differ by less than the noise."""
+"""Medians, percentiles, bootstrap intervals, and the verdict on whether two medians differ by more than noise."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from stoker.bench.record import Percentiles, Spread
 
 RESAMPLES = 2000
-FEW = 5  # with fewer runs an interval is a guess, and differences below UNSURE are not called
+FEW = 5  # with fewer runs, intervals are unreliable and differences below UNSURE get no verdict
 UNSURE = 0.10  # run-to-run noise of small boxes is 6-7 %
 
 

@@ -21,12 +21,12 @@ class Cell:
     variant: str = "cold"
     concurrency: int = 1
     each: int = 1  # requests per stream and round
-    seconds: float | None = None  # instead of `each`: streams go on for that long
-    rate: float | None = None  # instead of streams: requests arrive at random, so many a second
+    seconds: float | None = None  # instead of `each`: how long streams go on
+    rate: float | None = None  # instead of streams: requests per second, arriving at random
     depth: int | None = None
     histories: tuple[int, ...] = ()  # a conversation with these points
     rounds: int = 3
-    workloads: tuple[str, ...] = ()  # of a mix; stream i takes number i, then the next
+    workloads: tuple[str, ...] = ()  # of a mix; stream i begins with number i
     pp: int = 0  # with a depth: tokens of the prompt after the context
     tg: int = 0  # and of the answer
 
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may set; None takes the suite's own."""
+    """What a user may set. None or empty means the suite's own value."""
 
     runs: int = 3
     concurrency: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Plan:
 
 
 def plan(name: str, options: Options, context: int | None) -> Plan:
-    """The cells of a suite that fit the server's context, and a sentence for each that does not."""
+    """The cells of a suite that fit the server's context, and a sentence about each that does not."""
     if name not in NAMES:
         raise BenchError(f"there is no suite called {name!r}; choose one of: {', '.join(NAMES)}")
     unknown = [workload for workload in options.workloads if workload not in (*WORKLOADS, *MIXES, agent.NAME)]

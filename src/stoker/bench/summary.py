@@ -19,13 +19,13 @@ def group_of(request: Request) -> Group:
         request.variant,
         request.concurrency,
         request.rate,
-        # points of a conversation are one row; `turns` has them apart
+        # an agent's lengths of history are one row here; `turns` keeps them apart
         None if request.workload == agent.NAME else request.depth,
     )
 
 
 def title(row: Workload | Difference) -> str:
-    """A row by name, as tables, charts and sentences call it."""
+    """The name of a row in tables, charts and sentences."""
     extra = [f"@ d{row.depth}"] if row.depth else []
     extra += [row.variant] if row.variant not in ("cold", "own") else []
     extra += [f"{row.rate:g}/s"] if row.rate is not None else []
@@ -37,11 +37,22 @@ def named(row: Workload, two_servers: bool) -> str:
     return f"{row.server}: {title(row)}" if two_servers else title(row)
 
 
-def rows(requests: Sequence[Request]) -> list[Workload]:
+def by_group(requests: Iterable[Request]) -> dict[Group, list[Request]]:
     groups: dict[Group, list[Request]] = {}
     for request in requests:
         groups.setdefault(group_of(request), []).append(request)
-    return [row(group, members) for group, members in groups.items()]
+    return groups
+
+
+def by_round(requests: Iterable[Request]) -> list[list[Request]]:
+    rounds: dict[int, list[Request]] = {}
+    for request in requests:
+        rounds.setdefault(request.round, []).append(request)
+    return list(rounds.values())
+
+
+def rows(requests: Sequence[Request]) -> list[Workload]:
+    return [row(group, members) for group, members in by_group(requests).items()]
 
 
 def row(group: Group, requests: Sequence[Request]) -> Workload:
@@ -52,7 +63,7 @@ def row(group: Group, requests: Sequence[Request]) -> Workload:
     accepted = _known(request.accepted_per_step for request in good)
     ttft = _known(request.ttft_s for request in good)
     bad_answers = Counter(problem for request in good for problem in request.quality)
-    spans = [_span(members) for members in _by_round(good)]
+    spans = [_span(members) for members in by_round(good)]
     aggregate = median([tokens / seconds for tokens, seconds, _ in spans if seconds > 0])
     watts = median(_known(request.watts for request in good))
     return Workload(
@@ -93,7 +104,7 @@ def row(group: Group, requests: Sequence[Request]) -> Workload:
 
 
 def token_gaps(requests: Iterable[Request]) -> tuple[list[float], list[int]]:
-    """Seconds per token after the first chunk, and for how many tokens: k tokens after g seconds are k times g/k."""
+    """Inter-token times after the first chunk, and their weights: k tokens after g seconds count as k times g/k."""
     gaps, weights = [], []
     for request in requests:
         waited, before = 0.0, request.chunk_s[0] if request.chunk_s else 0.0
@@ -131,7 +142,7 @@ def headline(
     servers: Sequence[str],
     complete: bool,
 ) -> Headline:
-    """Figures are the first server's; the sentence has the others' too."""
+    """The figures are the first server's; the sentence covers all servers."""
     failures = Counter(request.failure.kind for request in requests if request.failure is not None)
     failed = sum(failures.values())
     done = len(requests) - failed
@@ -197,7 +208,7 @@ def _sentence(server: str, found: Sequence[Workload], points: Sequence[Turn], na
 
 
 def cold_and_warm(found: Sequence[Workload]) -> list[tuple[Workload, Workload]]:
-    """The same workload with a prompt nobody has seen, and with one that may be cached."""
+    """Pairs of rows of the same workload: prompts that are new to the server, and prompts that may be cached."""
     timed = [w for w in found if w.ttft_s and w.depth is None]
     return [
         (cold, warm)
@@ -292,16 +303,9 @@ def _prefill(requests: Iterable[Request]) -> list[float]:
 
 
 def _hit_rate(requests: Iterable[Request]) -> float | None:
-    """None where the server does not tell."""
+    """None if the server does not report cached tokens."""
     told = [(r.cached_tokens, r.prompt_tokens) for r in requests if r.cached_tokens is not None and r.prompt_tokens]
     return sum(c or 0 for c, _ in told) / sum(p or 0 for _, p in told) if told else None
-
-
-def _by_round(requests: Iterable[Request]) -> list[list[Request]]:
-    rounds: dict[int, list[Request]] = {}
-    for request in requests:
-        rounds.setdefault(request.round, []).append(request)
-    return list(rounds.values())
 
 
 def _span(requests: Sequence[Request]) -> tuple[int, float, int]:

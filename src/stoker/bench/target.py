@@ -1,4 +1,4 @@
-"""A server under test: what it serves, how to ask it, and how it counts tokens."""
+"""A server under test: what it serves, which request fields it takes, and how it counts tokens."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ from stoker.bench.wire import Clock, Exchange, open_connections, open_session, t
 from stoker.errors import BenchError
 
 TIMEOUT = 300.0
-# What may be asked for beside the answer; strict servers refuse what they do not know, so the first that works is kept.
-# The third is what OpenAI's reasoning models take: no temperature, and another name for max_tokens.
+# Optional request fields. Strict servers refuse fields they do not know, so the first set that works is kept.
+# The third is for OpenAI's reasoning models: no temperature, and another name for max_tokens.
 EVERYTHING: dict[str, Any] = {
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     "return_token_ids": True,
@@ -29,7 +29,7 @@ FIELD_SETS = (EVERYTHING, USAGE, PLAIN_OPENAI, NOTHING)
 
 
 class Target:
-    """Use as an async context manager; entering it asks the server what it is."""
+    """Use as an async context manager; entering it finds out what the server is."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Target:
             await self._session.close()
 
     def body(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What is sent: the request, streaming, and every way of learning token counts that this server takes."""
+        """The request as it is sent: streaming, with every field for token counts that this server takes."""
         body = {"model": self.model, "temperature": 0, **asked, "stream": True, **self._fields, **self._extra}
         if self._fields is PLAIN_OPENAI:
             body["max_completion_tokens"] = body.pop("max_tokens", None)
@@ -97,7 +97,7 @@ class Target:
             raise BenchError(f"cannot open {connections} connections to {self.url}: {error}") from error
 
     async def prompt_tokens(self, asked: dict[str, Any]) -> int:
-        """By the usage of a request for one token."""
+        """From the usage of a request for one token."""
         path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
         found = await self.post(path, {"model": self.model, **asked, **self._extra, "max_tokens": 1})
         tokens = (found.get("usage") or {}).get("prompt_tokens")
@@ -117,7 +117,7 @@ class Target:
             return {}
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """An untimed call. BenchError with the server's words where it refuses."""
+        """An untimed call. Raises Refused, with the server's words, if the status is not 200."""
         assert self._session is not None
         try:
             async with self._session.post(self.url + path, json=body) as response:

@@ -1,4 +1,4 @@
-"""Text to fill prompts with, as long as wanted: the same seed gives the same words, another seed other words.
+"""Filler text of any length; a seed always gives the same words, and other seeds give other words.
 
 Sentences are put together from parts, so that a hundred thousand tokens hold facts instead of one page over and over.
 """
@@ -98,7 +98,7 @@ _REASONS = (
 
 
 def prose(rng: Random) -> str:
-    """A sentence or two of an ordinary record, with figures in it."""
+    """A sentence or two of an ordinary record, with numbers in it."""
     name, other = rng.choice(_NAMES), rng.choice(_NAMES)
     thing, part = rng.choice(_THINGS), rng.choice(_THINGS)
     place, state, reason = rng.choice(_PLACES), rng.choice(_STATES), rng.choice(_REASONS)
@@ -188,7 +188,7 @@ def invoice(rng: Random) -> str:
 
 
 class Material:
-    """Words of one kind, made as far as they are asked for."""
+    """Words of one kind, generated on demand."""
 
     def __init__(self, make: Callable[[Random], str], seed: int | str) -> None:
         self._words: list[str] = []

@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, asked of the server that will read it. Never characters over four.
+"""How many tokens a prompt has, by the server that will read it; never estimated from its length.
 
 In this order: the server's /tokenize (vLLM, SGLang, Stoker; llama.cpp with its own template endpoint), a tokenizer file
 given with --tokenizer, or the `usage` of requests for a single token, which every server has.
@@ -17,7 +17,7 @@ SAMPLE = [{"role": "user", "content": "How many tokens is this?"}]
 
 
 class Refused(BenchError):
-    """The server answered, but not with what was asked for."""
+    """The server answered with an error."""
 
 
 class Counter:
@@ -75,7 +75,7 @@ class LlamaCpp(Counter):
 
 
 class TokenizerFile(Counter):
-    """A tokenizer.json on this machine. What the template adds is learned from one short request."""
+    """A tokenizer.json on this machine. One short request shows how many tokens the template adds."""
 
     exact = False
 

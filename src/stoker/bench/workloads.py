@@ -1,4 +1,4 @@
-"""The workloads by name, as owners of such boxes publish them; the prompts are ours.
+"""The workloads, under the names that owners of such boxes publish; the prompts are ours.
 
 A prompt is a salt, filler up to an exact number of tokens, and the task. A fresh salt at the very front keeps a cold
 request cold; the same salt keeps a prefix warm.
@@ -138,14 +138,14 @@ class Prompt:
     salt: str = ""
 
     def resalted(self, rng: Random) -> "Prompt":
-        """The same prompt with another salt of the same shape: cold again, and as long, without counting again."""
+        """The same prompt with another salt of the same shape: cold again, of the same length, and not counted anew."""
         fresh = _salt(rng)
         body = json.loads(json.dumps(self.body).replace(self.salt, fresh)) if self.salt else self.body
         return replace(self, body=body, salt=fresh if self.salt else "")
 
 
 class Prompts:
-    """Fitted prompts of one server. Where the filler must end is searched once per workload and salted per request."""
+    """Prompts fitted to one server."""
 
     def __init__(self, target: "Target", salt: str) -> None:
         self._target, self.rng = target, Random(salt)
@@ -153,11 +153,11 @@ class Prompts:
         self._fitted: dict[tuple[str, int], Prompt] = {}
 
     async def cold(self, workload: Workload, number: int = 0) -> Prompt:
-        """A prompt no server has seen the beginning of."""
+        """A prompt whose beginning no server has seen."""
         task = number % len(workload.tasks)
         if self._target.counter.cheap:
             return await self._make(workload, _salt(self.rng), task)
-        if (workload.name, task) not in self._fitted:  # counting costs a request: once per prompt is enough
+        if (workload.name, task) not in self._fitted:  # counting costs a request, so it is done once per prompt
             self._fitted[workload.name, task] = await self._make(workload, _salt(self.rng), task)
         return self._fitted[workload.name, task].resalted(self.rng)
 
@@ -175,7 +175,7 @@ class Prompts:
             content = f"Reference {salt}.\n\n{lead}{task}"
             return {"messages": [{"role": "user", "content": content}], "max_tokens": workload.max_tokens}
 
-        # the same words behind every salt, so that runs differ by nothing but noise
+        # the same words behind every salt, so that runs differ by noise alone
         material = texts.Material(workload.filler, workload.name)
         body, tokens = await fit(render, material, workload.prompt_tokens, self._target.counter)
         return Prompt(workload.name, body, tokens, workload.wants_json, salt)
@@ -213,5 +213,5 @@ def fits(workload: Workload, context: int | None, max_tokens: int | None = None)
 
 
 def _salt(rng: Random) -> str:
-    """Digits, which most tokenizers cut the same way whatever they are."""
+    """Digits, which most tokenizers split into the same number of tokens whatever they are."""
     return " ".join(f"{rng.randint(0, 9999):04}" for _ in range(4))

@@ -73,7 +73,7 @@ def bench(
     against_api_key: Annotated[str, typer.Option(help="The second server's; it never gets the first one's.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted run of this file.")] = False,
 ) -> None:
-    """Measure a server: tokens not chunks, errors counted, cold and warm, decode and end-to-end apart.
+    """Measure a server: tokens instead of chunks, failures counted, cold and warm prompts, decode and end-to-end speed.
 
     Ctrl-C keeps what was measured; with --json the same command goes on later. Exit code 1: nothing could be measured.
     """

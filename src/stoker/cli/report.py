@@ -16,7 +16,7 @@ def report(
     csv: Annotated[Path | None, typer.Option(help="Write llama-benchy's CSV, for Spark Arena.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
 ) -> None:
-    """Show a result again, or compare two: medians, 95 % intervals, and whether noise alone would do it."""
+    """Show a result again, or compare two: medians, 95 % intervals, and whether noise explains the difference."""
     from stoker.bench.document import compared, load
     from stoker.cli.bench import write
 

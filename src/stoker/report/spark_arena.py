@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 
 from stoker.bench.record import Document, Request
-from stoker.bench.summary import Group, group_of
+from stoker.bench.summary import Group, by_group, by_round
 
 METRICS = ("t_s", "t_s_req", "peak_ts", "peak_ts_req", "ttfr", "est_ppt", "e2e_ttft")
 COLUMNS = ["model", "test_name", *(f"{name}_{kind}" for name in METRICS for kind in ("mean", "std"))]
@@ -21,14 +21,11 @@ def spark_arena(found: Document) -> str:
     writer = csv.DictWriter(out, COLUMNS)
     writer.writeheader()
     models = {server.name: server.model for server in found.environment.servers}
-    groups: dict[Group, list[Request]] = {}
-    for request in found.requests:
-        if request.failure is None:
-            groups.setdefault(group_of(request), []).append(request)
+    groups = by_group(request for request in found.requests if request.failure is None)
     many = any(request.concurrency > 1 for request in found.requests)
     for group, requests in groups.items():
         prefill, decode = _names(group, requests, many)
-        rounds = _rounds(requests)
+        rounds = by_round(requests)
         first = _of([(r.ttft_s or 0.0) * 1e3 for r in requests])
         alone = _of([_fresh(r) / r.ttft_s for r in requests if r.ttft_s])
         together = _of([_prefill(batch) for batch in rounds]) if group[3] > 1 else alone
@@ -66,13 +63,6 @@ def _columns(found: dict[str, tuple[float, float] | None]) -> dict[str, float | 
 def _of(values: Iterable[float | None]) -> tuple[float, float] | None:
     known = [value for value in values if value is not None]
     return (fmean(known), pstdev(known)) if known else None
-
-
-def _rounds(requests: Iterable[Request]) -> list[list[Request]]:
-    rounds: dict[int, list[Request]] = {}
-    for request in requests:
-        rounds.setdefault(request.round, []).append(request)
-    return list(rounds.values())
 
 
 def _fresh(request: Request) -> int:
