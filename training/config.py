@@ -5,6 +5,7 @@ weigh in the formats they are shipped in. Run it to see the bytes: python -m tra
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.sizes.weights import weight_bytes
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig
 
@@ -148,6 +149,9 @@ TINY = Shape(  # for tests: every part, a thousandth of the work
 SHAPES = {shape.name: shape for shape in (DEMO, TINY)}
 
 
+STORED_AS = {"int4": "int4-g{group}", "int8": "int8-row", "fp8": "fp8-b128", "bf16": "bf16"}  # as `sizes` names them
+
+
 def quantised_format(name: str, shape: tuple[int, ...], group: int = 128) -> str:
     """How a parameter is shipped: INT4 projections and experts, FP8 shared experts, INT8 head, 16 bit for the rest."""
     if name == "lm_head.weight":
@@ -158,20 +162,6 @@ def quantised_format(name: str, shape: tuple[int, ...], group: int = 128) -> str
     if len(shape) < 2 or any(part in name for part in kept) or shape[-1] % group:
         return "bf16"
     return "int4"
-
-
-def stored_bytes(shape: tuple[int, ...], kind: str, group: int = 128) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    rows = count // shape[-1]
-    if kind == "int4":  # nibbles, an fp16 scale per group, half a byte of zero point per group
-        return count // 2 + count // group * 2 + count // group // 2
-    if kind == "int8":
-        return count + rows * 4
-    if kind == "fp8":  # bf16 scale per 128 x 128 block
-        return count + -(-rows // 128) * -(-shape[-1] // 128) * 2
-    return count * 2
 
 
 def byte_budget(shape: Shape, group: int = 128) -> dict[str, tuple[int, int]]:
@@ -193,7 +183,7 @@ def byte_budget(shape: Shape, group: int = 128) -> dict[str, tuple[int, int]]:
         elements = 1
         for extent in size:
             elements *= extent
-        budget[label] = (count + elements, stored + stored_bytes(size, kind, group))
+        budget[label] = (count + elements, stored + weight_bytes(STORED_AS[kind].format(group=group), size))
     return budget
 
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED
@@ -107,3 +108,34 @@ def test_vectors_and_odd_shapes_stay_in_16_bit() -> None:
     assert "layers.0.linear_attn.in_proj_a.weight" in kept
     assert "layers.0.input_layernorm.weight" in kept
     assert "layers.0.linear_attn.in_proj_qkv.weight" not in kept
+
+
+@pytest.mark.parametrize("rows", [256, 256 + 16])
+@pytest.mark.parametrize("kind", ["bf16", "int4-g128", "fp8-b128", "int8-row", "nvfp4"])
+def test_packing_for_the_gpu_adds_named_bytes_only(kind: str, rows: int) -> None:
+    """What the kernels read of a matrix: as stored, with rows padded to 32 and scales as the kernels want them."""
+    pytest.importorskip("triton")
+    from stoker.backends.gpu import packed
+
+    columns = 384
+    codes, groups = torch.zeros(rows, columns // 2, dtype=torch.uint8), columns // 128
+    found = {
+        "bf16": lambda: packed.pack_bf16(torch.zeros(rows, columns).bfloat16()),
+        "int4-g128": lambda: packed.pack_int4(
+            torch.zeros(columns // 8, rows, dtype=torch.int32), torch.ones(groups, rows).half()
+        ),
+        "fp8-b128": lambda: packed.pack_fp8(
+            torch.zeros(rows, columns).to(torch.float8_e4m3fn), torch.ones(-(-rows // 128), groups)
+        ),
+        "int8-row": lambda: packed.pack_int8(torch.zeros(rows, columns, dtype=torch.int8), torch.ones(rows)),
+        "nvfp4": lambda: packed.pack_nvfp4(
+            codes, torch.ones(rows, columns // 16).to(torch.float8_e4m3fn), torch.ones(rows)
+        ),
+    }[kind]().nbytes
+    padded = -(-rows // 32) * 32
+    scales = {
+        "int4-g128": -groups * padded // 2,  # no zero points: all are 8
+        "fp8-b128": 4 * groups * padded // 16 - 2 * groups * -(-padded // 128),  # fp32 per 16 rows, not bf16 per 128
+        "nvfp4": padded * columns // 16 + 4 * padded - 8,  # each scale twice, the weight's own once per row
+    }
+    assert found == weight_bytes(kind, (padded, columns)) + scales.get(kind, 0)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.ops.deltanet import DeltaState, commit
-from stoker.backends.cpu.recurrence import Recurrence, ring_size
+from stoker.backends.cpu.recurrence import Recurrence
 from stoker.backends.family import PAGE_SIZE
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
+from stoker.sizes.memory import cpu_ring
 from stoker.weights.model_config import FULL, DeltaConfig, ModelConfig
 
 FP8 = torch.float8_e4m3fn
@@ -54,7 +55,7 @@ def allocate_delta_state(
     slots: int, window: int, delta: DeltaConfig, dtype: torch.dtype, device: torch.device | str
 ) -> DeltaState:
     """`window` is the longest step of one sequence, drafts included."""
-    ring = ring_size(window, delta.conv_kernel)
+    ring = cpu_ring(window, delta.conv_kernel)
     fed = 2 * delta.key_heads * delta.key_dim + delta.value_heads * (delta.value_dim + 2)
 
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:

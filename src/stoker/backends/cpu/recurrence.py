@@ -13,13 +13,9 @@ from torch import Tensor
 from stoker.backends.cpu.batch import Batch
 from stoker.backends.cpu.ops.deltanet import ChunkPass, PrefillPlan, StepPlan
 from stoker.backends.family import STEP_CHUNK, Family
+from stoker.sizes.memory import cpu_ring
 
 Plan = StepPlan | PrefillPlan
-
-
-def ring_size(window: int, kernel: int) -> int:
-    """Places of the ring for steps of up to `window` tokens: the rest of a chunk before them, and a conv's reach."""
-    return -(-(max(STEP_CHUNK, kernel) - 1 + window) // STEP_CHUNK) * STEP_CHUNK
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Recurrence:
 
     def __init__(self, slots: int, window: int, kernel: int, device: torch.device | str) -> None:
         self.window, self.kernel, self._device = window, kernel, device
-        self._ring = ring_size(window, kernel)
+        self._ring = cpu_ring(window, kernel)
         self.base, self.held = [0] * slots, [0] * slots
 
     def reset(self, slot: int, position: int = 0) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from stoker.backends.cpu.ops.norm import L2_EPS
 from stoker.backends.gpu.kernels.launch import arithmetic, check, dependent, register_limit
 from stoker.backends.gpu.kernels.products import wait_for_inputs
+from stoker.sizes.memory import gpu_ring
 
 KEPT = tl.constexpr(8)  # tokens prepared at a time; always as many, so that every sum has one shape
 LANES = tl.constexpr(8)  # of a warp that share the keys of a value
@@ -44,7 +45,7 @@ class DeltaRing:
     ) -> "DeltaRing":  # fmt: skip
         """`window` is the longest step of one sequence, drafts included; with `layers` all but the scratch have them
         as their first dimension."""
-        ring, channels = ring_size(window, kernel), 2 * key_heads * key_dim + value_heads * value_dim
+        ring, channels = gpu_ring(window, kernel), 2 * key_heads * key_dim + value_heads * value_dim
         lead = (slots,) if layers is None else (layers, slots)
         row = 2 * key_dim + 2 * value_dim + NUMBERS.value
         return cls(
@@ -85,11 +86,6 @@ class Sequences:
     @property
     def count(self) -> int:
         return self.slots.shape[0]
-
-
-def ring_size(window: int, kernel: int) -> int:
-    """Places for the replayed tokens, the conv's reach before them and the new tokens, none of which may meet."""
-    return -(-(2 * window + kernel - 1) // 8) * 8
 
 
 @triton.jit
@@ -240,9 +236,9 @@ def deltanet(
             f"head dimensions must be powers of two, at least {LANES.value} and {STRIP.value}, found {key_dim} and "
             f"{value_dim}."
         )
-    if ring < ring_size(sequences.rows, taps):
+    if ring < gpu_ring(sequences.rows, taps):
         raise ValueError(
-            f"the ring has {ring} places: steps of {sequences.rows} tokens need {ring_size(sequences.rows, taps)}."
+            f"the ring has {ring} places: steps of {sequences.rows} tokens need {gpu_ring(sequences.rows, taps)}."
         )
     check("y", y, (tokens, width), torch.float32, y)
     if gates is not None:
