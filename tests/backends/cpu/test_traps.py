@@ -27,7 +27,7 @@ from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
-from stoker.weights.formats.rules import format_of
+from stoker.weights.formats.rules import formats_in
 from stoker.weights.model_config import ModelConfig
 from tests.backends.cpu import plain
 from tests.backends.cpu.drive import DFlashDrive, MtpDrive, page_table, random_tokens, run_trunk
@@ -209,7 +209,9 @@ def test_trap_07_the_format_of_in_proj_a_is_read_off_the_header() -> None:
         f"{module}.scales": ("F16", (24, 64)),
     }
     for header, expected in ((packed, "int4-g128"), ({f"{module}.weight": ("BF16", (64, 3072))}, "bf16")):
-        layer = format_of(module, header, settings)
+        table = formats_in(header, settings)
+        assert not table.errors
+        layer = table.layers[module]
         assert layer.format == expected
         assert layer.shape == (64, 3072)
 

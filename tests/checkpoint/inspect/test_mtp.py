@@ -19,7 +19,7 @@ from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 from stoker.weights.formats.plain import Plain
-from stoker.weights.formats.rules import format_of
+from stoker.weights.formats.rules import formats_in
 from stoker.weights.headers import Reads, read_header
 from tests.support import situations
 from tests.support.situations import Tensors, rewrite
@@ -62,7 +62,7 @@ def test_samples_are_the_values_of_the_reference(
     weight = STORED[name](WEIGHT * torch.arange(1.0, 4.0)[:, None, None] if experts else WEIGHT)
     values = write(weight, tmp_path / "a.safetensors").flatten().numpy()
     tensors = read_header(tmp_path / "a.safetensors")
-    layer = format_of("a", {name: (info.dtype, info.shape) for name, info in tensors.items()})
+    layer = formats_in({name: (info.dtype, info.shape) for name, info in tensors.items()}).layers["a"]
     packed = tensors.get("a.weight_packed", tensors.get("a.weight"))
     assert packed is not None
     per_element = 2 if layer.format.startswith("nvfp4") else 1
@@ -81,7 +81,7 @@ def test_samples_are_the_values_of_the_reference(
 def test_int4_samples_are_the_values_of_the_reference(group: int, experts: tuple[int, ...], tmp_path: Path) -> None:
     values = write(Int4.quantize(WEIGHT.expand(*experts, *WEIGHT.shape), group=group), tmp_path / "a.safetensors")
     tensors = read_header(tmp_path / "a.safetensors")
-    layer = format_of("a", {name: (info.dtype, info.shape) for name, info in tensors.items()})
+    layer = formats_in({name: (info.dtype, info.shape) for name, info in tensors.items()}).layers["a"]
     by_input = values.transpose(-1, -2).reshape(-1, WEIGHT.shape[0])  # [experts * in, out]
     first, *_, last = sample(layer, tensors, Reads(), spot_bytes=40)  # ten words: 80 values
     np.testing.assert_allclose(first, by_input[:8, :10].flatten().numpy(), rtol=1e-6)

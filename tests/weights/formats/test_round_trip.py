@@ -11,7 +11,7 @@ from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 from stoker.weights.formats.plain import Plain
-from stoker.weights.formats.rules import format_of
+from stoker.weights.formats.rules import formats_in
 from tests.support.situations import fp8_row, pack_quantized
 
 
@@ -54,7 +54,7 @@ def test_write_read_dequantise(name, tmp_path):
     loaded = load_file(tmp_path / "x.safetensors")
 
     header = {tensor: (DTYPE_NAMES[t.dtype], tuple(t.shape)) for tensor, t in loaded.items()}
-    found = format_of("model.layer", header)
+    found = formats_in(header).layers["model.layer"]
     assert (found.format, found.shape, found.nbytes) == (name, written.shape, written.nbytes)
 
     read = format_class(found.format).from_tensors(

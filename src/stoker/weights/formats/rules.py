@@ -91,22 +91,6 @@ def formats_in(header: Header, quantization_config: Mapping[str, Any] | None = N
     return FormatTable(layers, tuple(findings))
 
 
-def format_of(module: str, header: Header, quantization_config: Mapping[str, Any] | None = None) -> LayerFormat:
-    """One layer. Raises CheckpointError when it is absent, malformed, or not what the config says it is."""
-    candidates = (module, f"{module}{FUSED_SCALE}", *(f"{module}.{suffix}" for suffix in SUFFIXES))
-    tensors = [tensor for tensor in candidates if tensor in header]
-    if not tensors:
-        raise CheckpointError(
-            f"{module} has no tensors in this checkpoint: none of {module}, {module}.weight, {module}.qweight "
-            f"or {module}.weight_packed is in its headers."
-        )
-    layer = _layer(module, tensors, header)
-    finding = _compare(layer, rules_of(quantization_config, [module]))
-    if finding and finding.severity == "error":
-        raise CheckpointError(str(finding))
-    return layer
-
-
 def _failure(place: str, expected: str, error: CheckpointError) -> Finding:
     return Finding(place, expected, str(error), rule="", unread=isinstance(error, UnreadFormat))
 
