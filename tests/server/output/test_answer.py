@@ -129,12 +129,19 @@ SHORT = {
 }
 
 
+def message_of(pieces: Iterable[Piece]) -> Message:
+    message = Message()
+    for piece in pieces:
+        message.add(piece)
+    return message
+
+
 def parse(pieces: Iterable[str], thinking: bool = False, complete: bool = True) -> Message:
     parser = AnswerParser(thinking, TOOLS)
     found: list[Piece] = []
     for text in pieces:
         found += parser.push(text)
-    return Message.of(found + parser.finish(complete))
+    return message_of(found + parser.finish(complete))
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
@@ -208,7 +215,7 @@ def test_random_steps_of_several_tokens_with_a_stop_string(seed: int, stop: str 
                     used += 1
                     pieces += parser.push(stream.push(token))
         pieces += parser.push(stream.flush())
-        return Message.of(pieces + parser.finish()), stream.stopped, used
+        return message_of(pieces + parser.finish()), stream.stopped, used
 
     places = sorted(chosen.sample(range(1, len(tokens)), min(len(tokens) - 1, chosen.choice([3, 30, 150]))))
     steps = [tokens[start:end] for start, end in pairwise([0, *places, len(tokens)])]
@@ -347,7 +354,7 @@ def test_a_string_argument_streams_and_is_valid_json_at_every_stop() -> None:
 
 def test_without_tools_a_call_is_text() -> None:
     parser = AnswerParser(False, None)
-    assert Message.of(parser.push(CALL) + parser.finish()) == Message("", CALL, [])
+    assert message_of(parser.push(CALL) + parser.finish()) == Message("", CALL, [])
 
 
 @pytest.mark.parametrize(

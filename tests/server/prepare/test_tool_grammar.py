@@ -12,9 +12,10 @@ from stoker.engine.grammar.mask import Grammar, GrammarMask
 from stoker.server.errors import ApiError
 from stoker.server.model import ServedModel
 from stoker.server.output.answer import AnswerParser
-from stoker.server.output.pieces import Call, Message
+from stoker.server.output.pieces import Call
 from stoker.server.output.tool_schemas import standard
 from stoker.server.prepare.structured import Mask, call_mask, strict_mask
+from tests.server.output.test_answer import message_of
 from tests.support.extent import ALL
 
 CASES = 2000 if ALL else 200
@@ -67,7 +68,7 @@ def written(name: str, parameters: dict[str, str]) -> str:
 
 def parsed(text: str, schemas: dict[str, Any], thinking: bool = False) -> list[Call]:
     parser = AnswerParser(thinking, schemas)
-    return Message.of(parser.push(text) + parser.finish()).calls or []
+    return message_of(parser.push(text) + parser.finish()).calls
 
 
 STRINGS = [

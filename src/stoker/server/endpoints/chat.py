@@ -58,7 +58,7 @@ class ChatResponse:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model.name}
 
     async def whole(self) -> dict[str, Any]:
-        messages = [Message(calls=[]) for _ in self._requests]
+        messages = [Message() for _ in self._requests]
         custom = [CustomCalls(self._custom) for _ in self._requests]
         deltas: list[list[Delta]] = [[] for _ in self._requests]
         thinking = 0
@@ -84,7 +84,7 @@ class ChatResponse:
         return found
 
     def _choice(self, index: int, message: Message, deltas: list[Delta]) -> dict[str, Any]:
-        calls = message.calls or []
+        calls = message.calls
         answer: dict[str, Any] = {
             "role": "assistant",
             "content": message.content if message.content or not calls else None,

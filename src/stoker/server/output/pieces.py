@@ -1,7 +1,7 @@
 """The pieces of a parsed answer, in the order in which they were written."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,9 @@ class Message:
 
     reasoning: str = ""
     content: str = ""
-    calls: list[Call] | None = None
-
-    @classmethod
-    def of(cls, pieces: Iterable[Piece]) -> "Message":
-        message = cls(calls=[])
-        for piece in pieces:
-            message.add(piece)
-        return message
+    calls: list[Call] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        if self.calls is None:
-            self.calls = []
         match piece:
             case Reasoning():
                 self.reasoning += piece.text
