@@ -306,6 +306,12 @@ def test_prompts_of_the_users_own(tmp_path):
     assert {request.prompt_tokens for request in found.requests if request.workload == "mine"} == {4, 3}
 
 
+def test_options_are_shown_without_loading_client_or_schema():
+    code = "import sys, stoker.cli.bench, stoker.cli.report; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert not {"aiohttp", "jinja2", "msgspec", "numpy"} & set(done.stdout.split())
+
+
 def test_keys_are_not_written_down():
     assert command(["x", "bench", "u", "--api-key", "abc", "--runs", "2"]) == "stoker bench u --api-key *** --runs 2"
     assert command(["x", "--api-key=abc"]) == "stoker --api-key=***"

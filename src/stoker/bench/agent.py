@@ -12,11 +12,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from stoker.bench import texts
-from stoker.bench.answer import Answer
 from stoker.bench.fit import Body, fit
 from stoker.bench.workloads import Prompt
 
 if TYPE_CHECKING:
+    from stoker.bench.answer import Answer
     from stoker.bench.target import Target
 
 NAME = "Agent"
@@ -88,7 +88,7 @@ class Conversation:
         self._messages = list(body["messages"])
         return Prompt(NAME, body, tokens)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: "Answer") -> None:
         """Add the model's answer to the history. Calls that are not JSON are kept as text: servers refuse them."""
         calls = [call for call in answer.calls.values() if call["name"] and _parses(call["arguments"])][:1]
         message: Body = {"role": "assistant", "content": answer.content or ("" if calls else answer.text)}

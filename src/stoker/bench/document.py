@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from stoker.bench import summary
 from stoker.bench.compare import differences
+from stoker.bench.headline import headline, warnings
 from stoker.bench.record import VERSION, Document, Environment, Request
 from stoker.errors import BenchError
 
@@ -25,12 +26,12 @@ def document(
         version=VERSION,
         suite=suite,
         complete=complete,
-        headline=summary.headline(requests, rows, points, names, complete),
+        headline=headline(requests, rows, points, names, complete),
         workloads=rows,
         turns=points,
         differences=differences(sides[0], sides[1], paired=True) if len(sides) == 2 else [],
         environment=environment,
-        warnings=summary.warnings(requests, rows, environment.client, environment.servers) + notes,
+        warnings=warnings(requests, rows, environment.client, environment.servers) + notes,
         requests=requests,
     )
 
