@@ -31,6 +31,7 @@ from stoker.backends.gpu.prefill import Prefill
 from stoker.backends.gpu.state import Bucket, GpuCache
 from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import StepWeights
+from stoker.backends.memory import tensor_bytes
 from stoker.weights.model_config import ModelConfig
 
 BLOCK = 16 if torch.cuda.is_available() else 4  # tokens of a step that the prompt is compared with
@@ -221,7 +222,7 @@ def measure(
         "floor_seconds": total / peak,
         "fraction_of_peak": total / seconds / peak,
         "expert_rows_computed_per_pair": computed / pairs,
-        "buffer_bytes": prompt.prefill.nbytes,
+        "buffer_bytes": tensor_bytes((prompt.prefill.buffers, prompt.prefill.features)),
         "layers": len(config.layer_types),
     }
     if options.operations and torch.cuda.is_available():

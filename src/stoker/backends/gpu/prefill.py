@@ -6,7 +6,7 @@ allocated before. A step goes on where the last chunk ended, with nothing to rep
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -94,10 +94,6 @@ class PrefillBuffers:
             drafted=empty(rows, hidden),
         )  # fmt: skip
 
-    @property
-    def nbytes(self) -> int:
-        return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
-
 
 class Prefill:
     """Chunks of up to `chunk` tokens. What a forward leaves, of its T tokens: `buffers.x` and `buffers.normed`, the
@@ -126,10 +122,6 @@ class Prefill:
         )
         # heads of up to 8,192 rows are multiplied in two parts
         self._space = Workspace.allocate(2 * SCORED_ROWS * 8192, head.rows // UNIT, device)
-
-    @property
-    def nbytes(self) -> int:
-        return self.buffers.nbytes + _nbytes(self.features)
 
     def forward(
         self, token_ids: Tensor, table: Tensor, *, slot: int, cached: int, replay: int = 0, choose: bool = True
@@ -276,9 +268,3 @@ def _dense(weights: StepWeights) -> list[PackedWeight]:
 
 def _scratch(weight: PackedWeight) -> int:
     return 0 if weight.kind is Kind.BF16 else weight.rows * weight.in_features
-
-
-def _nbytes(part: object) -> int:
-    if isinstance(part, Tensor):
-        return part.numel() * part.element_size()
-    return sum(_nbytes(value) for value in vars(part).values()) if part is not None else 0
