@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from stoker.errors import EngineError
 
-PATIENCE_S = 300.0  # four servers start at once, on a busy machine perhaps
+PATIENCE_S = 300.0  # a start takes seconds, on a busy machine minutes
 STOKER = (sys.executable, "-c", "from stoker.cli.main import run; run()")
 
 
@@ -26,10 +26,9 @@ def serving(drafts: Sequence[str], say: Callable[[str], None]) -> Iterator[list[
     servers: list[_Server] = []
     before = signal.signal(signal.SIGTERM, _stop)  # or a kill would leave the servers behind
     try:
-        for draft in drafts:
+        for draft in drafts:  # one after another: at the same time they would fight for the cores
             servers.append(_Server(draft))
-        for server in servers:
-            server.wait_until_ready(say)
+            servers[-1].wait_until_ready(say)
         yield [server.address for server in servers]
     finally:
         for server in servers:
