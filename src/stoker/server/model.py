@@ -224,5 +224,5 @@ def _generation_defaults(directory: Path) -> dict[str, Any]:
     defaults = {name: found[name] for name in SAMPLED if found.get(name) is not None}
     for name, value in defaults.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
-            raise ConfigError(f"{file}: {name} is not a number that sampling can use. Correct it, or remove it.")
+            raise ConfigError(f"{file}: {name} is no number that sampling can use. Correct it, or remove it.")
     return defaults
