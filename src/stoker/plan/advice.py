@@ -1,5 +1,7 @@
-"""What a practitioner would say about a plan: advice, every sentence of it on a measured row or on the arithmetic, and
-what the plan is good for, judged by the time until a 256-token answer is complete with the others' prompts in the way.
+"""What a practitioner would say about a plan: advice, and which uses the plan is good for.
+
+Every sentence of advice stands on a measured row or on the arithmetic. A use is judged by the time until an answer of
+256 tokens is complete, while the other users' prompts are computed too.
 """
 
 from collections.abc import Iterator

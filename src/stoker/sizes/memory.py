@@ -16,20 +16,20 @@ KV_SCALE = 2  # Stoker's FP8 has a BF16 scale per token and head, of keys and of
 
 @dataclass(frozen=True)
 class Caches:
-    """Bytes of one of each thing that an engine keeps; tokens are kept in whole pages."""
+    """Bytes that an engine keeps: for each token, in whole pages, for each request, and for each snapshot."""
 
     page_tokens: int
     token: int  # keys and values of the trunk's full layers
     slot: int  # of one request, whatever its length: recurrent states and what they are computed from
-    how: Mapping[str, str]  # item -> what it is made of
+    how: Mapping[str, str]  # "KV cache", "slot" and "drafter" -> what it is made of, in words
     snapshot: int = 0  # a copy of recurrent states to go back to
     windowed_token: int = 0  # keys and values of layers that keep the last `window` tokens alone
     window: int = 0
     draft_token: int = 0  # the drafter's keys and values
     windowed_draft_token: int = 0
     draft_window: int = 0
-    draft_slot: int = 0
-    drafter: str = ""
+    draft_slot: int = 0  # what the drafter keeps of one request beside
+    drafter: str = ""  # as items are named after it
 
     @property
     def page(self) -> int:
@@ -64,8 +64,8 @@ class Caches:
             found.append(
                 Item(f"KV cache: {self.drafter}", requests * self.draft_kv(tokens), f"{each}, {self.how['drafter']}")
             )
-        if size := self.slot + self.draft_slot:
-            found.append(Item("recurrent state", slots * size, f"{slots} x {size:,} bytes: {self.how['slot']}"))
+        if one := self.slot + self.draft_slot:
+            found.append(Item("recurrent state", slots * one, f"{slots} x {one:,} bytes: {self.how['slot']}"))
         return found
 
 
