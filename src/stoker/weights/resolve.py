@@ -160,9 +160,10 @@ class Resolution:
         ]
 
     def _missing(self) -> list[Problem]:
-        total = _by_group(self.places)
+        missing = _by_group(place for place in self.places if place.missing)
+        total = _by_group(self.places) if missing else {}
         problems = []
-        for group, places in _by_group(place for place in self.places if place.missing).items():
+        for group, places in missing.items():
             counted, first = f"{len(places):,} of {len(total[group]):,} {group} tensors missing", places[0]
             message, fix = f"{counted}, first {first.name} {list(first.shape)}", "Fetch the file that holds them."
             if group != MTP:
