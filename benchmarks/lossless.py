@@ -143,8 +143,8 @@ class Model:
             slots=configuration.batch,
             max_depth=choice.depth,
             prefill_budget=CHUNK if configuration.chunked else 64 * CHUNK,
-            checkpoints=8 * count if configuration.warm else 0,
-            checkpoint_interval=2 * CHUNK,
+            snapshots=8 * count if configuration.warm else 0,
+            snapshot_interval=2 * CHUNK,
             kv_dtype=configuration.kv,
         )
         engine = self._engine(config, choice)

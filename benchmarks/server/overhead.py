@@ -1,7 +1,7 @@
 """Host time of a decode step outside the model: scheduling, batches, acceptance, events, bookkeeping.
 
 The model is a formula (tests/engine/mock.py), so what is left is the engine; time inside the mock and its drafter is
-subtracted. Sampling at a temperature and saving checkpoints are tensor work of their own, shown in rows of their own.
+subtracted. Sampling at a temperature and saving snapshots are tensor work of their own, shown in rows of their own.
 Run with `python -m benchmarks.server.overhead`.
 """
 
@@ -28,7 +28,7 @@ class Case:
     context: int
     depth: int
     temperature: float = 0.0
-    checkpoints: int = 0
+    snapshots: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ CASES = [
     Case(8, 65536, 4),
     Case(8, 128, 4, temperature=0.8),
     Case(8, 65536, 4, temperature=0.8),
-    Case(8, 128, 4, checkpoints=16),
-    Case(8, 65536, 4, checkpoints=16),
+    Case(8, 128, 4, snapshots=16),
+    Case(8, 65536, 4, snapshots=16),
 ]
 
 
@@ -56,7 +56,7 @@ def measure(case: Case, steps: int) -> Result:
     model, drafter = MockModel(), MockDrafter(case.depth, wrong=5)
     tokens = (steps + WARM_UP + 10) * (case.depth + 1)
     pages = case.batch * (-(-(case.context + tokens) // 64) + 1)
-    config = EngineConfig(pages, case.batch, case.depth, prefill_budget=1 << 16, checkpoints=case.checkpoints)
+    config = EngineConfig(pages, case.batch, case.depth, prefill_budget=1 << 16, snapshots=case.snapshots)
     engine = engine_on(model.decoder, config, drafter if case.depth else None)
     for index in range(case.batch):
         prompt = [(index + place) % VOCAB for place in range(case.context)]
@@ -85,11 +85,11 @@ def main() -> None:
         machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
         print(json.dumps({**machine, "steps": arguments.steps, "results": [asdict(result) for result in results]}))
         return
-    print("batch  context  depth  temperature  checkpoints  tokens/step  median us  mean us")
+    print("batch  context  depth  temperature  snapshots  tokens/step  median us  mean us")
     for result in results:
         case = result.case
         print(
-            f"{case.batch:5d}  {case.context:7,d}  {case.depth:5d}  {case.temperature:11.1f}  {case.checkpoints:11d}  "
+            f"{case.batch:5d}  {case.context:7,d}  {case.depth:5d}  {case.temperature:11.1f}  {case.snapshots:11d}  "
             f"{result.tokens_per_step:11.1f}  {result.median_us:9.0f}  {result.mean_us:7.0f}"
         )
 

@@ -41,9 +41,9 @@ class Turn:
     same_as_cold: int  # tokens up to the first that differs
 
 
-def new_engine(model: Decoder, tokens: int, checkpoints: int) -> Engine:
+def new_engine(model: Decoder, tokens: int, snapshots: int) -> Engine:
     pages = 2 * (-(-tokens // PAGE_SIZE)) + 1
-    config = EngineConfig(pages, slots=1, max_depth=DEPTH, checkpoints=checkpoints, checkpoint_interval=512)
+    config = EngineConfig(pages, slots=1, max_depth=DEPTH, snapshots=snapshots, snapshot_interval=512)
     return Engine(config, *cpu_backend(model, config, DraftChoice.parse(f"mtp:{DEPTH}"), EMBEDDED))
 
 
@@ -65,7 +65,7 @@ def measure(turns: int, tokens: int) -> list[Turn]:
     text = tokenizer.encode("<|im_start|>user\nRead the files and say what they do.<|im_end|>\n")
     opening = tokenizer.encode("<|im_start|>assistant\n<think>\n")
     room = min(model.config.max_positions, len(text) + turns * (tokens + 500))
-    warm = new_engine(model, room, checkpoints=16)
+    warm = new_engine(model, room, snapshots=16)
     found = []
     for number in range(turns):
         prompt = text + opening
@@ -73,7 +73,7 @@ def measure(turns: int, tokens: int) -> list[Turn]:
             break
         boundaries = message_boundaries(prompt, start)
         answer, stats = ask(warm, prompt, boundaries, tokens)
-        cold_answer, cold = ask(new_engine(model, room, checkpoints=0), prompt, [], tokens)
+        cold_answer, cold = ask(new_engine(model, room, snapshots=0), prompt, [], tokens)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, cold_answer, strict=False)))
         found.append(
             Turn(

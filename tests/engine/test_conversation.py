@@ -64,8 +64,8 @@ def chat(checkpoints: dict[str, Path]) -> Chat:
     return Chat(checkpoints["qwen3_5_moe_text"])
 
 
-def new_engine(model: Decoder, checkpoints: int = 0, pages: int = PAGES, slots: int = 1) -> Engine:
-    config = EngineConfig(pages=pages, slots=slots, max_depth=DEPTH, checkpoints=checkpoints, checkpoint_interval=512)
+def new_engine(model: Decoder, snapshots: int = 0, pages: int = PAGES, slots: int = 1) -> Engine:
+    config = EngineConfig(pages=pages, slots=slots, max_depth=DEPTH, snapshots=snapshots, snapshot_interval=512)
     return engine_on(model, config, CpuMtp(model, pages, slots))
 
 
@@ -126,7 +126,7 @@ def check_turn(model: Decoder, turn: Turn, before: Turn | None, prompt: list[int
 
 def test_an_agent_of_five_turns_computes_only_the_tool_results(model: Decoder, chat: Chat) -> None:
     """One question, five tool calls: the template keeps thoughts, so all generated text comes back as prompt."""
-    warm = new_engine(model, checkpoints=12)
+    warm = new_engine(model, snapshots=12)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a careful agent. " * 8},
         {"role": "user", "content": "Which of the files sets the port?"},
@@ -159,7 +159,7 @@ def test_an_agent_of_five_turns_computes_only_the_tool_results(model: Decoder, c
 
 def test_a_chat_with_thinking_computes_only_what_the_template_kept(model: Decoder, chat: Chat) -> None:
     """A new question drops old thoughts, so the text goes apart where the last answer began."""
-    warm = new_engine(model, checkpoints=12)
+    warm = new_engine(model, snapshots=12)
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief. " * 10}]
     before: Turn | None = None
     for number in range(5):
@@ -177,11 +177,11 @@ def test_a_chat_with_thinking_computes_only_what_the_template_kept(model: Decode
         messages.append({"role": "assistant", "content": answer, "reasoning_content": thought})
 
 
-def test_a_checkpoint_behind_generated_text_is_that_of_the_steps_that_made_it(model: Decoder) -> None:
+def test_a_snapshot_behind_generated_text_is_that_of_the_steps_that_made_it(model: Decoder) -> None:
     """The second request's first logits, against forwards driven by hand: prompt, single steps, then prompt again."""
     words = torch.randint(0, 512, (330,), generator=torch.Generator().manual_seed(1)).tolist()
     first, script, more = words[:70], words[70:210], words[210:]
-    engine = new_engine(model, checkpoints=4)
+    engine = new_engine(model, snapshots=4)
     Turn(engine, first, script, -1)
     turn = Turn(engine, first + script + more, [5], -1)
     assert turn.stepped == ((70, 192),)
@@ -198,9 +198,9 @@ def test_a_checkpoint_behind_generated_text_is_that_of_the_steps_that_made_it(mo
 
 
 def test_a_request_behind_generated_text_survives_preemption_bit_for_bit(model: Decoder) -> None:
-    """It is pushed out after its checkpoints are gone: what was generated once is computed as steps again."""
+    """It is pushed out after its snapshots are gone: what was generated once is computed as steps again."""
     words = torch.randint(0, 512, (500,), generator=torch.Generator().manual_seed(2)).tolist()
-    engine = new_engine(model, checkpoints=4, pages=8, slots=2)
+    engine = new_engine(model, snapshots=4, pages=8, slots=2)
     Turn(engine, words[:70], words[70:210], -1)
     prompt, script = words[:300], words[300:330]
     # an older request that grows pushes the younger one out: 8 pages do not hold 200 + 330 tokens
@@ -220,7 +220,7 @@ def test_a_request_behind_generated_text_survives_preemption_bit_for_bit(model: 
     assert sequence.stats.preemptions
     assert sequence.stepped == ((70, 192),)
     assert sequence.stats.replayed_tokens >= 192 - 70
-    calm = new_engine(model, checkpoints=4)
+    calm = new_engine(model, snapshots=4)
     Turn(calm, words[:70], words[70:210], -1)
     alone = Turn(calm, prompt, script, -1)
     assert alone.stepped == ((70, 192),)
@@ -229,17 +229,17 @@ def test_a_request_behind_generated_text_survives_preemption_bit_for_bit(model: 
 
 def test_generated_text_is_left_out_when_asked(model: Decoder) -> None:
     words = torch.randint(0, 512, (330,), generator=torch.Generator().manual_seed(1)).tolist()
-    config = EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH, checkpoints=4, cache_generated=False)
+    config = EngineConfig(pages=PAGES, slots=1, max_depth=DEPTH, snapshots=4, cache_generated=False)
     engine = engine_on(model, config, CpuMtp(model, PAGES, 1))
     Turn(engine, words[:70], words[70:210], -1)
     turn = Turn(engine, words, [5], -1)
     assert (turn.stepped, turn.stats.cached_tokens) == ((), 64)
 
 
-def test_a_preempted_request_goes_on_from_the_checkpoint_in_its_own_output(model: Decoder) -> None:
+def test_a_preempted_request_goes_on_from_the_snapshot_in_its_own_output(model: Decoder) -> None:
     words = torch.randint(0, 512, (330,), generator=torch.Generator().manual_seed(4)).tolist()
     prompt, script = words[:70], words[70:270]
-    engine = new_engine(model, checkpoints=4)
+    engine = new_engine(model, snapshots=4)
     sampling = Sampling(max_tokens=len(script), logprobs=3)
     engine.submit(prompt, sampling, DEPTH, (), Script(script, 512))
     sequence, logprobs = engine.scheduler.waiting[-1], []

@@ -33,7 +33,7 @@ def test_tokens_are_those_of_plain_decoding(
     model: Decoder, prompts: list[list[int]], alone: list[list[int]], name: str, fixed_too: bool
 ) -> None:
     answers = {tuple(prompt): answer for prompt, answer in zip(prompts, alone, strict=True)}
-    config = EngineConfig(pages=8, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, checkpoints=3)
+    config = EngineConfig(pages=8, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, snapshots=3)
     engine = engine_on(model, config, drafter_of(name, model, answers))
     for index, prompt in enumerate(prompts):
         engine.submit(prompt, settings_for(index), 3 if fixed_too and index % 2 else AUTO)

@@ -46,7 +46,7 @@ def test_every_request_equals_itself_alone_and_undrafted(
     """All drafters, mixed depths (0 too), 8 requests on 4 slots; 4 pages force preemption."""
     drafter = drafter_of(name, model, prompts, alone, tmp_path)
     config = EngineConfig(
-        pages=pages, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, checkpoints=3, checkpoint_interval=64
+        pages=pages, slots=SLOTS, max_depth=DEPTH, prefill_budget=128, snapshots=3, snapshot_interval=64
     )
     engine = engine_on(model, config, drafter)
     for index, prompt in enumerate(prompts):
@@ -156,11 +156,11 @@ def test_what_can_never_be_served_is_refused_with_numbers(model: Decoder) -> Non
     [
         ({"prefill_budget": 100}, "prefill_budget is 100, expected a multiple of 64."),
         ({"prefill_budget": -64}, "prefill_budget is -64, expected a multiple of 64."),
-        ({"checkpoint_interval": 0}, "checkpoint_interval is 0, expected a multiple of 64."),
+        ({"snapshot_interval": 0}, "snapshot_interval is 0, expected a multiple of 64."),
         ({"pages": 0}, "pages is 0, expected at least 1."),
         ({"slots": -2}, "slots is -2, expected at least 1."),
         ({"max_depth": -1}, "max_depth is -1, expected at least 0."),
-        ({"checkpoints": -1}, "checkpoints is -1, expected at least 0."),
+        ({"snapshots": -1}, "snapshots is -1, expected at least 0."),
         ({"kv_dtype": "int4"}, "kv_dtype is 'int4', expected bf16 or fp32 or fp8."),
     ],
 )

@@ -41,7 +41,7 @@ def test_what_is_planned_is_what_is_allocated(
     caches = caches_of(Network.of(model.config, drafter=own), "stoker", "bf16", Draft(guess, DEPTH), cpu=True)
     budget = 3 << 20
     plan = plan_memory(caches, [], context=500, users=3, pages=1 << 20, prefix_cache=1 << 19, budget=budget)
-    config = EngineConfig(plan.pages, 3, DEPTH, checkpoints=plan.snapshots)
+    config = EngineConfig(plan.pages, 3, DEPTH, snapshots=plan.snapshots)
     drafter: CpuMtp | CpuDFlash | None = None
     if kind == "mtp":
         drafter = CpuMtp(model, config.pages, config.slots)
@@ -49,14 +49,14 @@ def test_what_is_planned_is_what_is_allocated(
         drafter = CpuDFlash(model, network, config.pages)
     engine = engine_on(model, config, drafter)
     held = engine.stats().cache_bytes
-    assert held == caches.own(config.pages, config.slots, config.checkpoints)
+    assert held == caches.own(config.pages, config.slots, config.snapshots)
     if isinstance(drafter, CpuMtp):
         held += tensor_bytes(drafter.pages) + drafter.last.nbytes
     elif drafter:
         held += tensor_bytes(drafter.pages)
     assert held == plan.total
     assert budget - caches.page < held <= budget
-    assert config.checkpoints * caches.snapshot <= 1 << 19
+    assert config.snapshots * caches.snapshot <= 1 << 19
     engine.submit([1] * 480, Sampling(max_tokens=20), DEPTH if drafter else 0)
     assert len(drain(engine)[0]) == 20
 

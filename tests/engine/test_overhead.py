@@ -24,10 +24,8 @@ DEPTH = 4
 BATCH = 8
 
 
-def new_engine(pages: int, checkpoints: int = 0) -> Engine:
-    config = EngineConfig(
-        pages, BATCH, DEPTH, prefill_budget=1 << 16, checkpoints=checkpoints, checkpoint_interval=1 << 16
-    )
+def new_engine(pages: int, snapshots: int = 0) -> Engine:
+    config = EngineConfig(pages, BATCH, DEPTH, prefill_budget=1 << 16, snapshots=snapshots, snapshot_interval=1 << 16)
     return engine_on(MockModel().decoder, config, MockDrafter(DEPTH, wrong=7))
 
 
@@ -70,12 +68,12 @@ def calls_in(work: Callable[[], object]) -> int:
 
 def cost(context: int, sampling: Sampling, steps: int = 64) -> tuple[float, float, int]:
     """-> elements read and calls per step, and the most bytes of Python objects a step had in the air."""
-    engine = new_engine(pages=BATCH * (context // 64 + 20), checkpoints=BATCH)
+    engine = new_engine(pages=BATCH * (context // 64 + 20), snapshots=BATCH)
     for index in range(BATCH):
         engine.submit([(index + place) % VOCAB for place in range(context)], sampling, DEPTH)
     while any(not request.output for request in engine.scheduler):
         engine.step()
-    for _ in range(30):  # every request has its first checkpoint in its output, which pins all pages before it
+    for _ in range(30):  # every request has its first snapshot in its output, which pins all pages before it
         engine.step()
     for request in engine.scheduler:
         watch(request)
@@ -97,7 +95,7 @@ def cost(context: int, sampling: Sampling, steps: int = 64) -> tuple[float, floa
 def test_a_step_costs_the_same_behind_a_long_text_as_behind_a_short_one(sampling: Sampling) -> None:
     read, calls, peak = cost(256, sampling)
     long_read, long_calls, long_peak = cost(256 * 40, sampling)
-    # a checkpoint every 64 tokens lists its pages: that much grows, by less than a dozen numbers per step and request
+    # a snapshot every 64 tokens lists its pages: that much grows, by less than a dozen numbers per step and request
     assert long_read <= read + BATCH * (256 * 40 / 64) * (DEPTH + 1) / 64
     assert read <= 12 * BATCH * (DEPTH + 1)
     assert long_calls == pytest.approx(calls, rel=0.02)
@@ -105,7 +103,7 @@ def test_a_step_costs_the_same_behind_a_long_text_as_behind_a_short_one(sampling
 
 
 def test_ten_thousand_requests_leave_nothing_behind() -> None:
-    engine = new_engine(pages=64, checkpoints=4)
+    engine = new_engine(pages=64, snapshots=4)
     rng = random.Random(0)
     expected: dict[int, list[int]] = {}
     counts = dict.fromkeys(Finish, 0)

@@ -55,7 +55,7 @@ class Mix:
             if kind == "mtp"
             else CpuDFlash(model, load_drafter(folder, model.config), pages, postpone=postpone)
         )
-        config = EngineConfig(pages, slots, DEPTH, prefill_budget=64, checkpoints=6, checkpoint_interval=64)
+        config = EngineConfig(pages, slots, DEPTH, prefill_budget=64, snapshots=6, snapshot_interval=64)
         self.engine = engine_on(model, config, network, wrap=Sometimes)
         assert isinstance(self.engine.drafter, Sometimes)
         self.drafter = self.engine.drafter

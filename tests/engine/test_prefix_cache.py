@@ -24,9 +24,9 @@ def words(seed: int, count: int) -> list[int]:
     return torch.randint(0, 512, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def new_engine(model: Decoder, checkpoints: int, mtp: bool = True, pages: int = PAGES) -> Engine:
+def new_engine(model: Decoder, snapshots: int, mtp: bool = True, pages: int = PAGES) -> Engine:
     drafter = CpuMtp(model, pages, 2) if mtp and model.mtp else None
-    config = EngineConfig(pages=pages, slots=2, max_depth=4, checkpoints=checkpoints, checkpoint_interval=256)
+    config = EngineConfig(pages=pages, slots=2, max_depth=4, snapshots=snapshots, snapshot_interval=256)
     return engine_on(model, config, drafter)
 
 
@@ -42,18 +42,18 @@ def ask(engine: Engine, prompt: list[int], boundaries: list[int], depth: int = 4
 def test_a_conversation_of_five_turns_computes_only_what_is_new(checkpoints: dict[str, Path], family: str) -> None:
     """System and tools, then turns of question, answer and tool result; drafting on."""
     model = load_model(checkpoints[family]).model
-    warm = new_engine(model, checkpoints=12)
+    warm = new_engine(model, snapshots=12)
     prompt, boundaries, previous = words(1, 300), [300], 0
     for turn in range(5):
         prompt = prompt + words(10 + turn, 70)
         boundaries = [*boundaries, len(prompt)]
         answer, computed, cached = ask(warm, prompt, boundaries)
-        cold, all_tokens, none = ask(new_engine(model, checkpoints=0), prompt, [])
+        cold, all_tokens, none = ask(new_engine(model, snapshots=0), prompt, [])
         assert answer == cold
         assert (all_tokens, none) == (len(prompt), 0)
         assert computed + cached == len(prompt)
         if turn:
-            # the last checkpoint lies within 64 tokens before the end of the previous prompt
+            # the last snapshot lies within 64 tokens before the end of the previous prompt
             assert computed <= len(prompt) - previous + 64
         previous = len(prompt)
         prompt = prompt + answer
@@ -80,37 +80,37 @@ def logits_of(model: Decoder, engine: Engine, prompt: list[int]) -> Tensor:
 def test_cached_logits_are_the_cold_ones_bit_for_bit(checkpoints: dict[str, Path], family: str) -> None:
     model = load_model(checkpoints[family]).model
     first, second = words(1, 330), words(1, 330)[:290] + words(2, 90)
-    warm = new_engine(model, checkpoints=8, mtp=False)
+    warm = new_engine(model, snapshots=8, mtp=False)
     ask(warm, first, [100, 200], depth=0)
     got = logits_of(model, warm, second)
-    assert torch.equal(got, logits_of(model, new_engine(model, checkpoints=0, mtp=False), second))
+    assert torch.equal(got, logits_of(model, new_engine(model, snapshots=0, mtp=False), second))
     answer, _, cached = ask(warm, second, [])
-    assert cached == 256 + 64  # its own checkpoint by now; the shared one lies at 256
-    assert answer == ask(new_engine(model, checkpoints=0), second, [])[0]
+    assert cached == 256 + 64  # its own snapshot by now; the shared one lies at 256
+    assert answer == ask(new_engine(model, snapshots=0), second, [])[0]
 
 
 def test_a_prompt_that_differs_in_one_early_token_shares_nothing(checkpoints: dict[str, Path]) -> None:
     model = load_model(checkpoints["qwen3_5_text"]).model
-    engine = new_engine(model, checkpoints=8)
+    engine = new_engine(model, snapshots=8)
     prompt = words(1, 200)
     ask(engine, prompt, [])
     other = [(prompt[0] + 1) % 512, *prompt[1:]]
     answer, _, cached = ask(engine, other, [])
     assert cached == 0
-    assert answer == ask(new_engine(model, checkpoints=0), other, [])[0]
+    assert answer == ask(new_engine(model, snapshots=0), other, [])[0]
 
 
 def test_checkpoints_give_way_to_requests_and_to_younger_checkpoints(checkpoints: dict[str, Path]) -> None:
     model = load_model(checkpoints["qwen3_5_text"]).model
-    engine = new_engine(model, checkpoints=2, pages=6)
+    engine = new_engine(model, snapshots=2, pages=6)
     for seed in range(6):
         ask(engine, words(seed, 150), [64, 128])
         assert len(engine.scheduler.prefixes._entries) <= 2
     long = words(9, 360)  # needs all six pages
-    assert ask(engine, long, [])[0] == ask(new_engine(model, checkpoints=0), long, [])[0]
+    assert ask(engine, long, [])[0] == ask(new_engine(model, snapshots=0), long, [])[0]
 
 
-def test_checkpoints_lie_before_boundaries_at_multiples_of_64() -> None:
+def test_snapshots_lie_before_boundaries_at_multiples_of_64() -> None:
     cache = PrefixCache(Pool(8), snapshots=4, interval=256)
     assert cache.wanted(range(700), [0, 10, 65, 300, 640]) == [64, 256, 512, 576, 640]
     assert cache.wanted(range(64), []) == []

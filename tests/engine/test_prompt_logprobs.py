@@ -55,7 +55,7 @@ def test_chunks_and_neighbours_change_no_digit(model: Decoder, whole: tuple[Toke
 
 
 def test_a_cached_prompt_is_computed_again(model: Decoder, whole: tuple[TokenLogprob, ...]) -> None:
-    engine = engine_on(model, EngineConfig(pages=PAGES, slots=2, checkpoints=8, checkpoint_interval=64))
+    engine = engine_on(model, EngineConfig(pages=PAGES, slots=2, snapshots=8, snapshot_interval=64))
     plain = engine.submit(PROMPT, Sampling(max_tokens=3))
     answer = [token for event in run(engine)[plain] for token in event.tokens]
     assert scored(engine) == whole

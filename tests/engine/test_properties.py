@@ -119,10 +119,8 @@ class Prophet(Oracle):
 
 
 @pytest.fixture(scope="module")
-def requests(
-    model: Decoder, prompts: list[list[int]], alone: list[list[int]], checkpoints: dict[str, Path]
-) -> Requests:
-    tokenizer = Tokenizer.from_file(str(checkpoints["qwen3_5_moe_text"] / "tokenizer.json"))
+def requests(model: Decoder, prompts: list[list[int]], alone: list[list[int]], snapshots: dict[str, Path]) -> Requests:
+    tokenizer = Tokenizer.from_file(str(snapshots["qwen3_5_moe_text"] / "tokenizer.json"))
     return Requests(model, prompts, alone, tokenizer)
 
 
@@ -145,7 +143,7 @@ ACTIONS = st.lists(
     pages=st.integers(4, 12),
     slots=st.integers(1, 4),
     budget=st.sampled_from([64, 128, 512]),
-    checkpoints=st.integers(0, 4),
+    snapshots=st.integers(0, 4),
 )
 def test_every_request_ends_as_it_would_alone_and_everything_is_free_in_the_end(
     model: Decoder,
@@ -155,7 +153,7 @@ def test_every_request_ends_as_it_would_alone_and_everything_is_free_in_the_end(
     pages: int,
     slots: int,
     budget: int,
-    checkpoints: int,
+    snapshots: int,
 ) -> None:
     kinds: dict[int, Kind] = {}
     by_prompt: dict[tuple[int, ...], Kind] = {}
@@ -164,8 +162,8 @@ def test_every_request_ends_as_it_would_alone_and_everything_is_free_in_the_end(
         slots=slots,
         max_depth=DEPTH,
         prefill_budget=budget,
-        checkpoints=checkpoints,
-        checkpoint_interval=64,
+        snapshots=snapshots,
+        snapshot_interval=64,
     )
     drafter = Prophet(lambda request: requests.solo(by_prompt[tuple(request.prompt)]).tokens, wrong)
     engine = engine_on(model, config, drafter, requests.tokenizer)

@@ -59,8 +59,8 @@ def test_the_head_of_the_queue_is_not_overtaken_by_smaller_requests() -> None:
     assert set(order[2:]) == set(small)
 
 
-def test_checkpoints_are_not_dropped_for_a_request_that_would_not_fit_anyway() -> None:
-    engine = new_engine(pages=6, slots=2, checkpoints=4)
+def test_snapshots_are_not_dropped_for_a_request_that_would_not_fit_anyway() -> None:
+    engine = new_engine(pages=6, slots=2, snapshots=4)
     engine.submit([9] * 130, Sampling(max_tokens=2))
     run(engine)
     kept = len(engine.scheduler.prefixes)
@@ -91,7 +91,7 @@ def test_nobody_starves_when_all_grow_beyond_memory() -> None:
 
 
 def test_what_a_preempted_request_finds_of_its_own_was_not_cached_before() -> None:
-    engine = new_engine(pages=8, slots=2, checkpoints=4)
+    engine = new_engine(pages=8, slots=2, snapshots=4)
     engine.submit([1] * 100, Sampling(max_tokens=200))
     engine.submit([2] * 200, Sampling(max_tokens=100))
     ends = [events[-1].stats for events in run(engine).values()]
@@ -99,9 +99,9 @@ def test_what_a_preempted_request_finds_of_its_own_was_not_cached_before() -> No
     assert [stats.cached_tokens for stats in ends if stats] == [0, 0]
 
 
-def test_making_room_looks_at_each_checkpoint_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_room_looks_at_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many pages each of them holds: those of one long text hold nearly the same."""
-    engine = new_engine(pages=64, slots=1, checkpoints=12, checkpoint_interval=256)
+    engine = new_engine(pages=64, slots=1, snapshots=12, snapshot_interval=256)
     engine.submit([5] * 3000, Sampling(max_tokens=2))
     run(engine)
     kept, looks = len(engine.scheduler.prefixes), 0
@@ -149,7 +149,7 @@ def test_a_cancelled_request_is_gone_within_the_step_wherever_it_stands() -> Non
 
 
 def test_a_request_is_told_what_it_cost_and_the_engine_adds_up() -> None:
-    engine = new_engine(drafts=4, checkpoints=4)
+    engine = new_engine(drafts=4, snapshots=4)
     prompt = list(range(100))
     engine.submit(prompt, Sampling(max_tokens=21), 4)
     first = run(engine)[0][-1].stats
@@ -168,7 +168,7 @@ def test_a_request_is_told_what_it_cost_and_the_engine_adds_up() -> None:
     assert first.decode_s > 0.0
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.pages_used, stats.slots_used) == (0, 0, 1, 0)
-    assert (stats.checkpoints, stats.pages, stats.slots) == (1, 64, 4)
+    assert (stats.snapshots, stats.pages, stats.slots) == (1, 64, 4)
     totals = stats.totals
     assert totals.steps == first.steps + second.steps
     assert totals.step_tokens == first.drafted + second.drafted + totals.steps

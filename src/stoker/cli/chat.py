@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker.engine.worker.messages import Loading
     from stoker.engine.worker.process import EngineProcess
 
-CHECKPOINTS = 8  # recurrent states kept, so that each turn computes only its new tokens
+SNAPSHOTS = 8  # recurrent states kept, so that each turn computes only its new tokens
 COMMANDS = {
     "/help": "what can be typed here",
     "/reset": "begin a new conversation",
@@ -73,9 +73,7 @@ def chat(
         stop_ids=config.eos_token_ids,
     )
     context = min(context, config.max_positions)
-    engine_config = EngineConfig(
-        pages=-(-context // PAGE_SIZE), slots=1, max_depth=choice.depth, checkpoints=CHECKPOINTS
-    )
+    engine_config = EngineConfig(pages=-(-context // PAGE_SIZE), slots=1, max_depth=choice.depth, snapshots=SNAPSHOTS)
     bar = LoadingBar()
     with EngineProcess(EngineSpec(directory, engine_config, choice), bar.on_loading) as engine:
         tokenizer = Tokenizer(directory)  # while the engine loads

@@ -17,18 +17,18 @@ class EngineConfig:
     slots: int = 8  # requests running at a time
     max_depth: int = 8  # drafts per step
     prefill_budget: int = 512  # prompt tokens per step, a multiple of 64
-    checkpoints: int = 0  # recurrent states the prefix cache may keep; 0 turns it off
-    checkpoint_interval: int = 1024  # tokens from one to the next, a multiple of 64
-    cache_generated: bool = True  # whether checkpoints are also taken in generated text
+    snapshots: int = 0  # recurrent states the prefix cache may keep; 0 turns it off
+    snapshot_interval: int = 1024  # tokens from one to the next, a multiple of 64
+    cache_generated: bool = True  # whether snapshots are also taken in generated text
     kv_dtype: str | None = None  # how keys and values are stored, of KV_DTYPES; None: as the model computes
 
     def __post_init__(self) -> None:
-        for name, least in (("pages", 1), ("slots", 1), ("max_depth", 0), ("checkpoints", 0)):
+        for name, least in (("pages", 1), ("slots", 1), ("max_depth", 0), ("snapshots", 0)):
             if getattr(self, name) < least:
                 raise RequestError(f"{name} is {getattr(self, name)}, expected at least {least}.")
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RequestError(f"kv_dtype is {self.kv_dtype!r}, expected {' or '.join(KV_DTYPES)}.")
-        for name in ("prefill_budget", "checkpoint_interval"):
+        for name in ("prefill_budget", "snapshot_interval"):
             value = getattr(self, name)
             if value < CHUNK or value % CHUNK:
                 raise RequestError(f"{name} is {value}, expected a multiple of {CHUNK}.")

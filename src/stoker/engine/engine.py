@@ -77,7 +77,7 @@ class Engine:
             mask=mask,
             text=TextStream(self._tokenizer, sampling.stop) if sampling.stop else None,
             past=Past(self.backend.model.vocab_size, prompt) if sampling.penalizes else None,
-            checkpoints=self.scheduler.prefixes.wanted(prompt, boundaries),
+            snapshots_at=self.scheduler.prefixes.wanted(prompt, boundaries),
             submitted_at=time.perf_counter(),
         )
         self._next_id += 1
@@ -107,7 +107,7 @@ class Engine:
         return EngineStats.of(self._totals, self.scheduler, self.backend.cache_bytes, controller)
 
     def check_integrity(self) -> None:
-        """Every page and slot is free, or its owners among requests and checkpoints are on record."""
+        """Every page and slot is free, or its owners among requests and snapshots are on record."""
         self.scheduler.check_integrity()
 
     def _await_masks(self) -> None:

@@ -8,7 +8,7 @@ class Pool:
     """Numbers 0 .. size - 1, each free or held by one or several owners. The last ones given back go out first, from 0
     on in the beginning, so runs are reproducible.
 
-    Some owners only pin a number until somebody needs it more (checkpoints do); what they alone hold is `reclaimable`.
+    Some owners only pin a number until somebody needs it more (snapshots do); what they alone hold is `reclaimable`.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,12 +1,12 @@
-"""Texts that begin alike are computed once. A recurrent state cannot be rewound, so it is kept at checkpoints.
+"""Texts that begin alike are computed once. A recurrent state cannot be rewound, so copies of it are kept.
 
-A checkpoint lies at a multiple of 64 tokens, strictly inside a text. It holds a snapshot of the recurrent state and
+A snapshot lies at a multiple of 64 tokens, strictly inside a text. It is a copy of the recurrent state and
 pins the KV pages before it (drafters keep their KV in pages of the same numbers). Starting from one in a prompt gives
 the bits of starting cold, since prompt chunks may end at any multiple of 64 anyway.
 
-Generated text was computed as steps, which round differently. A checkpoint behind such text says which parts were
-(`stepped`), and a request that starts from it takes that over: computed again without the checkpoint, say after a
-preemption, those parts are steps again and the bits are the same. From the checkpoint on, all the rest of its prompt is
+Generated text was computed as steps, which round differently. A snapshot behind such text says which parts were
+(`stepped`), and a request that starts from it takes that over: computed again without the snapshot, say after a
+preemption, those parts are steps again and the bits are the same. From the snapshot on, all the rest of its prompt is
 prefill, whether or not it was generated once: chunks stay anchored at multiples of 64.
 """
 
@@ -25,9 +25,9 @@ Key = tuple[Place, Stretches]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Snapshot:
     position: int
-    snapshot: int  # place in the snapshot store
+    index: int  # where the backend keeps the state
     pages: tuple[int, ...]  # of positions 0 .. position - 1
     stepped: Stretches
 
@@ -49,12 +49,12 @@ class Chain:
 
 
 class PrefixCache:
-    """The book of checkpoints, least recently used first. Copying states is not its part."""
+    """The books of snapshots, least recently used first. Copying states is not its part."""
 
     def __init__(self, pages: Pool, snapshots: int, interval: int) -> None:
         self._pages, self._interval = pages, interval
-        self._snapshots = Pool(snapshots)
-        self._entries: OrderedDict[Key, Checkpoint] = OrderedDict()
+        self._indices = Pool(snapshots)
+        self._entries: OrderedDict[Key, Snapshot] = OrderedDict()
         self._variants: dict[Place, list[Stretches]] = {}  # the same text, computed in different ways
 
     def __len__(self) -> int:
@@ -62,10 +62,10 @@ class PrefixCache:
 
     @property
     def enabled(self) -> bool:
-        return self._snapshots.size > 0
+        return self._indices.size > 0
 
-    def match(self, text: Sequence[int], chain: Chain, before: int, stepped: Stretches | None) -> Checkpoint | None:
-        """The longest checkpoint that `text` goes through, strictly before position `before`.
+    def match(self, text: Sequence[int], chain: Chain, before: int, stepped: Stretches | None) -> Snapshot | None:
+        """The longest snapshot that `text` goes through, strictly before position `before`.
 
         One whose text was all prompt is preferred to another of the same text. With `stepped` only those will do whose
         text was computed just so.
@@ -84,7 +84,7 @@ class PrefixCache:
         return None
 
     def wanted(self, prompt: Sequence[int], boundaries: Iterable[int]) -> list[int]:
-        """Where checkpoints should lie: before the prompt's end, before each message boundary, and every so often."""
+        """Where snapshots should lie: before the prompt's end, before each message boundary, and every so often."""
         if not self.enabled:
             return []
         last = floor(len(prompt) - 1)
@@ -99,10 +99,10 @@ class PrefixCache:
         stepped: Stretches,
         instead_of: Key | None = None,
     ) -> int | None:
-        """Enters a checkpoint and returns where its state is to be saved; None if it is known already.
+        """Enters a snapshot and returns where its state is to be saved; None if it is known already.
 
         `instead_of` is an earlier one of the same text, which goes unless it is one of the regular ones. Its pins are
-        taken over, so that moving a checkpoint along costs the same in a long text as in a short one.
+        taken over, so that moving a snapshot along costs the same in a long text as in a short one.
         """
         key = place, stepped
         pinned = tuple(pages[: position // PAGE_SIZE])
@@ -115,46 +115,46 @@ class PrefixCache:
         if key in self._entries:
             self._entries.move_to_end(key)
             return None
-        if not self._snapshots.free:
+        if not self._indices.free:
             self._drop(next(iter(self._entries)))
-        snapshot = self._snapshots.take()[0]
+        index = self._indices.take()[0]
         self._pages.share(pinned[taken_over:], pin=True)
-        self._entries[key] = Checkpoint(position, snapshot, pinned, stepped)
+        self._entries[key] = Snapshot(position, index, pinned, stepped)
         self._variants.setdefault(place, []).append(stepped)
-        return snapshot
+        return index
 
     def evict(self) -> bool:
-        """Drops the least recently used checkpoint that gives a page back; False if no page can be had from them."""
+        """Drops the least recently used snapshot that gives a page back; False if no page can be had from them."""
         if not self._pages.reclaimable:
             return False
-        # who holds a page holds all before it, so a checkpoint's last page is the first that nobody else needs
+        # who holds a page holds all before it, so a snapshot's last page is the first that nobody else needs
         freeing = (key for key, entry in self._entries.items() if self._pages.pinned_alone(entry.pages[-1]))
         self._drop(next(freeing, None) or next(iter(self._entries)))  # several may pin the same pages
         return True
 
     def clear(self) -> None:
-        """Drops every checkpoint."""
+        """Drops every snapshot."""
         for key in list(self._entries):
             self._drop(key)
 
     def pinned(self) -> list[int]:
-        """Every page once per checkpoint that holds it."""
+        """Every page once per snapshot that holds it."""
         return [page for entry in self._entries.values() for page in entry.pages]
 
     def check_integrity(self) -> None:
-        self._snapshots.check_integrity(entry.snapshot for entry in self._entries.values())
+        self._indices.check_integrity(entry.index for entry in self._entries.values())
         variants = {(place, stepped) for place, found in self._variants.items() for stepped in found}
         if variants != set(self._entries):
-            raise AssertionError(f"{len(variants)} ways to a place are on record, but {len(self._entries)} checkpoints")
+            raise AssertionError(f"{len(variants)} ways to a place are on record, but {len(self._entries)} snapshots")
 
     def _drop(self, key: Key, first_unpinned: int = 0) -> None:
-        """Forgets a checkpoint; pins of its pages before `first_unpinned` are left to another."""
+        """Forgets a snapshot; pins of its pages before `first_unpinned` are left to another."""
         entry = self._entries.pop(key)
         place, stepped = key
         self._variants[place].remove(stepped)
         if not self._variants[place]:
             del self._variants[place]
-        self._snapshots.give_back([entry.snapshot])
+        self._indices.give_back([entry.index])
         self._pages.give_back(entry.pages[first_unpinned:], pin=True)
 
 

@@ -104,7 +104,7 @@ class Request:
     mask: TokenMask | None = None
     text: TextStream | None = None  # only where stop strings must be found
     past: Past | None = None  # only where penalties ask for it
-    checkpoints: list[int] = field(default_factory=list)  # prompt positions whose state is worth keeping
+    snapshots_at: list[int] = field(default_factory=list)  # prompt positions whose state is worth keeping
     stepped: Stretches | None = (
         None  # parts of the prompt to compute as steps: generated earlier. None: not settled yet
     )
@@ -113,7 +113,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     replay: int = 0
-    latest_checkpoint: Key | None = None  # in its own output; the next one takes its place
+    latest_snapshot: Key | None = None  # in its own output; the next one takes its place
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position in the prompt
     chain: Chain = field(default_factory=Chain)
     stats: Stats = field(default_factory=Stats)

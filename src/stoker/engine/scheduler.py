@@ -27,7 +27,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, backend: Backend, drafter: Drafter | None) -> None:
         self.config, self._backend, self._drafter = config, backend, drafter
         self.pages, self.slots = Pool(config.pages), Pool(config.slots)
-        self.prefixes = PrefixCache(self.pages, config.checkpoints, config.checkpoint_interval)
+        self.prefixes = PrefixCache(self.pages, config.snapshots, config.snapshot_interval)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self._by_id: dict[int, Request] = {}
@@ -44,7 +44,7 @@ class Scheduler:
         return self._by_id.get(request_id)
 
     def remove(self, request: Request) -> None:
-        """It has ended: everything it holds is free, its checkpoints stay."""
+        """It has ended: everything it holds is free, its snapshots stay."""
         del self._by_id[request.id]
         if request.slot < 0:
             self.waiting.remove(request)
@@ -67,7 +67,7 @@ class Scheduler:
                 return
             self.pages.share(shared)  # first of all, so that making room cannot drop them
             if need > self.pages.free + self.pages.reclaimable:
-                self.pages.give_back(shared)  # no checkpoint is dropped in vain
+                self.pages.give_back(shared)  # no snapshot is dropped in vain
                 return
             while need > self.pages.free and self.prefixes.evict():
                 pass
@@ -76,7 +76,7 @@ class Scheduler:
             self._hand_out(request, shared + self.pages.take(need))
             self._backend.reset(request.slot)
             if found:
-                self._backend.restore(request.slot, found.snapshot)
+                self._backend.restore(request.slot, found.index)
                 request.computed = found.position
                 if request.admitted_at is None:  # later it is its own work that a preempted request finds again
                     request.stats.cached_tokens = min(found.position, len(request.prompt))
@@ -100,7 +100,7 @@ class Scheduler:
                 continue
             # chunks end at multiples of 64 or with the stretch, so that chunking never shows in the bits
             stop = min(end, (request.computed + budget) // CHUNK * CHUNK)
-            stop = min([stop, *(place for place in request.checkpoints if place > request.computed)])
+            stop = min([stop, *(place for place in request.snapshots_at if place > request.computed)])
             if stop <= request.computed:
                 break
             first = None
@@ -142,7 +142,7 @@ class Scheduler:
         return entries, failed
 
     def _make_room(self, request: Request, tokens: int) -> bool:
-        """Pages for `tokens` positions; checkpoints give way, then younger requests. False if it had to go itself."""
+        """Pages for `tokens` positions; snapshots give way, then younger requests. False if it had to go itself."""
         need = _pages_for(tokens) - len(request.pages)
         while need > self.pages.free:
             if self.prefixes.evict():
@@ -156,35 +156,35 @@ class Scheduler:
         return True
 
     def keep_prompt(self, request: Request) -> None:
-        """Takes a checkpoint if one belongs where the prompt is computed up to."""
+        """Takes a snapshot if one belongs where the prompt is computed up to."""
         position = request.computed
-        if position in request.checkpoints:
+        if position in request.snapshots_at:
             place = request.chain.place(request.tokens, position)
             index = self.prefixes.add(place, position, request.pages, clip(request.history, position))
             if index is not None:
                 self._backend.save(request.slot, index)
 
     def keep_output(self, request: Request) -> None:
-        """Moves the checkpoint in a request's own output to the multiple of 64 its last step reached or passed.
+        """Moves the snapshot in a request's own output to the multiple of 64 its last step reached or passed.
 
-        The tokens of that step are still pending; those before the checkpoint are committed to its copy of the state.
+        The tokens of that step are still pending; those before the snapshot are committed to it.
         """
         position, committed = floor(request.computed), request.computed - request.replay
         if position <= committed or not (self.config.cache_generated and self.prefixes.enabled):
             return
         place, stepped = request.chain.place(request.tokens, position), clip(request.history, position)
-        index = self.prefixes.add(place, position, request.pages, stepped, request.latest_checkpoint)
-        request.latest_checkpoint = place, stepped
+        index = self.prefixes.add(place, position, request.pages, stepped, request.latest_snapshot)
+        request.latest_snapshot = place, stepped
         if index is not None:
             self._backend.save(request.slot, index, position - committed)
 
     def release_memory(self) -> int:
-        """Drops every checkpoint, and hands the memory of snapshots and free pages back. Returns how many bytes."""
+        """Drops every snapshot, and hands their memory and that of free pages back. Returns how many bytes."""
         self.prefixes.clear()
         return self._backend.release_memory(self.pages.unheld())
 
     def check_integrity(self) -> None:
-        """Every page and slot is free, or its owners among requests and checkpoints are on record."""
+        """Every page and slot is free, or its owners among requests and snapshots are on record."""
         held = [page for request in self.running for page in request.pages]
         self.pages.check_integrity(held, self.prefixes.pinned())
         self.prefixes.check_integrity()

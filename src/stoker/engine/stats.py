@@ -39,11 +39,11 @@ class EngineStats:
     waiting: int
     pages: int
     pages_used: int
-    pages_cached: int  # of them, those that only checkpoints hold: free as soon as somebody needs them
+    pages_cached: int  # of them, those that only snapshots hold: free as soon as somebody needs them
     slots: int
     slots_used: int
-    checkpoints: int
-    cache_bytes: int  # KV pages, state slots and checkpoints, used or not
+    snapshots: int
+    cache_bytes: int  # KV pages, state slots and snapshots, used or not
     preemptions: int
     totals: Totals
     depth_controller: dict[str, Any] | None  # its choices and predictions, distinct experts
@@ -64,7 +64,7 @@ class EngineStats:
             pages_cached=scheduler.pages.reclaimable,
             slots=scheduler.slots.size,
             slots_used=scheduler.slots.size - scheduler.slots.free,
-            checkpoints=len(scheduler.prefixes),
+            snapshots=len(scheduler.prefixes),
             cache_bytes=cache_bytes,
             preemptions=scheduler.preemptions,
             totals=deepcopy(totals),

@@ -152,7 +152,7 @@ def engine_gauges(stats: "EngineStats") -> Iterator[tuple[str, str, float]]:
     yield "stoker:kv_pages_cached", "KV pages that only the prefix cache holds.", stats.pages_cached
     yield "stoker:slots", "Recurrent states, one per running request.", stats.slots
     yield "stoker:slots_used", "Recurrent states in use.", stats.slots_used
-    yield "stoker:checkpoints", "States kept by the prefix cache.", stats.checkpoints
+    yield "stoker:checkpoints", "States kept by the prefix cache.", stats.snapshots
     yield "stoker:cache_bytes", "Bytes of KV pages, states and checkpoints, used or not.", stats.cache_bytes
     yield "stoker:preemptions", "Requests put back for want of pages since the engine started.", stats.preemptions
     steps = stats.totals.steps

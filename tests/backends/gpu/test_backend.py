@@ -330,13 +330,13 @@ def test_cached_text_equals_cold_text(gpu: Gpu, prompts, drafter) -> None:
     """A conversation whose second turn starts from the first's prompt and answer."""
     depth = 2 if drafter else 0
     settings = Sampling(max_tokens=70, logprobs=2)
-    warm = gpu(drafter, checkpoints=6)
+    warm = gpu(drafter, snapshots=6)
     first = ask(warm, [prompts[1]], [settings], [depth])[0]
     longer = [*prompts[1], *tokens(first), *prompts[3]]
     second = ask(warm, [longer], [settings], [depth])[0]
     stats = second[-1].stats
     assert stats is not None
-    assert stats.cached_tokens >= 128, "the checkpoint in the answer was not found"
+    assert stats.cached_tokens >= 128, "the snapshot in the answer was not found"
     cold = ask(gpu(drafter), [longer], [settings], [depth])[0]
     assert told(second) == told(cold)
     warm.check_integrity()

@@ -58,7 +58,7 @@ def test_counted_bytes_are_those_allocated(monkeypatch: pytest.MonkeyPatch, draf
     for module in (stoker.backends.cpu.load, stoker.backends.cpu.low_bits):
         monkeypatch.setattr(module, "prepare", lambda module, progress=None: None)  # the CPU's own order of weights
     choice = DraftChoice.parse(draft)
-    sizes = EngineConfig(pages=20, slots=3, max_depth=choice.depth, checkpoints=2, kv_dtype=kv_dtype)
+    sizes = EngineConfig(pages=20, slots=3, max_depth=choice.depth, snapshots=2, kv_dtype=kv_dtype)
     built(sizes, choice)  # tables that operations keep for whoever comes next
     before, _ = alive()
     engine, backend, model = built(sizes, choice)
@@ -77,9 +77,9 @@ def test_counted_bytes_are_those_allocated(monkeypatch: pytest.MonkeyPatch, draf
     own = Drafter.of(DFlashConfig.load(EMBEDDED / DRAFTER_FOLDER))
     network = Network.of(model.config, drafter=own)
     caches = caches_of(network, "stoker", kv_dtype or "bf16", Draft(kind, choice.depth))
-    planned = caches.own(sizes.pages, sizes.slots, sizes.checkpoints)
+    planned = caches.own(sizes.pages, sizes.slots, sizes.snapshots)
     assert planned == engine.stats().cache_bytes, "what the server's self-test compares"
     assert found.slots == sizes.slots * caches.slot
-    assert found.checkpoints == sizes.checkpoints * caches.snapshot
+    assert found.snapshots == sizes.snapshots * caches.snapshot
     assert found.pages + found.drafter_pages == sizes.pages * caches.page
     assert (found.drafter > 0) == (found.drafter_pages > 0) == (draft != "none")

@@ -59,14 +59,14 @@ def test_the_plan_follows_what_was_asked_for() -> None:
     assert plan.total == sum(item.bytes for item in plan.items)
     halved = plan_engine(config(users=3, context=1000, kv_dtype="fp8"), PLENTY)
     assert halved.kv_bytes < plan.kv_bytes
-    assert plan_engine(config(prefix_cache=0), PLENTY).engine.checkpoints == 0
+    assert plan_engine(config(prefix_cache=0), PLENTY).engine.snapshots == 0
 
 
 def test_without_recurrent_state_a_prefix_cache_is_counted_in_pages(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, small_config("qwen3_moe"))
     plan = plan_engine(ServerConfig(tmp_path, ("small",), prefix_cache=1 << 20), PLENTY)
     page = plan.kv_bytes // plan.engine.pages
-    assert plan.engine.checkpoints == (1 << 20) // page
+    assert plan.engine.snapshots == (1 << 20) // page
 
 
 def test_less_memory_means_fewer_pages_and_then_no_start() -> None:

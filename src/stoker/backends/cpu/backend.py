@@ -32,7 +32,7 @@ class CpuBackend:
         weight = model.embed_tokens.weight
         self._device = weight.device
         self.cache = Cache.of_engine(model.config, engine, weight.dtype, weight.device)
-        self.snapshots = self.cache.snapshots(engine.checkpoints)
+        self.snapshots = self.cache.snapshots(engine.snapshots)
         width = engine.table_width(model.config.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=weight.device)
         self._asked = 0  # times that distinct experts were asked for

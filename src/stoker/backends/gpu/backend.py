@@ -118,7 +118,7 @@ class GpuBackend:
             kv_dtype=FP8 if engine.kv_dtype == "fp8" else torch.bfloat16,
         )
         self.cache = SlotCache(tensors, weights, engine.slots)
-        self.snapshots = self.cache.snapshots(engine.checkpoints)
+        self.snapshots = self.cache.snapshots(engine.snapshots)
         width = engine.table_width(model.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=device)
         self._counted = (0, 0.0)  # of the last step: tokens, and experts a layer read

@@ -34,7 +34,7 @@ class GpuBytes:
     pages: int  # keys and values
     drafter_pages: int
     slots: int  # recurrent states, and the tokens of a step to replay
-    checkpoints: int
+    snapshots: int
     steps: int  # of the largest bucket: buffers, logits, attention's unfinished sums; and the numbers of every bucket
     prompts: int  # buffers of a chunk
     drafter: int  # buffers of a drafting network and its last outputs
@@ -42,7 +42,7 @@ class GpuBytes:
 
     @property
     def counted(self) -> int:
-        caches = self.pages + self.drafter_pages + self.slots + self.checkpoints
+        caches = self.pages + self.drafter_pages + self.slots + self.snapshots
         return self.weights + caches + self.steps + self.prompts + self.drafter
 
 
@@ -73,7 +73,7 @@ def count(backend: GpuBackend) -> GpuBytes:
         pages=taken([layer for layer in cache.layers if isinstance(layer, KVPages)]),
         drafter_pages=taken(network.network.pages if network else ()),
         slots=taken(cache.deltas),
-        checkpoints=taken(backend.snapshots),
+        snapshots=taken(backend.snapshots),
         drafter=taken(network),
         prompts=taken(backend.prompts),
         steps=taken(backend.cache, backend.programs),

@@ -52,7 +52,7 @@ async def state(request: Request) -> dict[str, Any]:
             "pages": stats.pages,
             "pages_held": stats.pages_used - stats.pages_cached,
             "pages_cached": stats.pages_cached,
-            "checkpoints": stats.checkpoints,
+            "checkpoints": stats.snapshots,
             "cache_bytes": stats.cache_bytes,
         },
         "memory": memory and {"available": memory.available, "total": memory.total, "reserve": service.plan.reserve},

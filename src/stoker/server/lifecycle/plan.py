@@ -90,10 +90,8 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
             f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
             "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
         )
-    sizes = EngineConfig(
-        memory.pages, config.users, choice.depth, checkpoints=memory.snapshots, kv_dtype=config.kv_dtype
-    )
-    own = caches.own(sizes.pages, sizes.slots, sizes.checkpoints)
+    sizes = EngineConfig(memory.pages, config.users, choice.depth, snapshots=memory.snapshots, kv_dtype=config.kv_dtype)
+    own = caches.own(sizes.pages, sizes.slots, sizes.snapshots)
     return Plan(sizes, context, memory, own, reading, reserve)
 
 
@@ -114,7 +112,7 @@ def _on_gpu(config: ServerConfig, choice: DraftChoice, pages: int) -> tuple[int,
     """Packed weights and buffers, measured: those for `pages`; if fewer fit, contexts are shorter and need no more."""
     from stoker.backends.gpu.measure import measure
 
-    sizes = EngineConfig(pages, config.users, choice.depth, checkpoints=1, kv_dtype=config.kv_dtype)
+    sizes = EngineConfig(pages, config.users, choice.depth, snapshots=1, kv_dtype=config.kv_dtype)
     found = measure(config.directory, sizes, choice)
     buffers = [
         Item("buffers of steps", found.steps),

@@ -9,15 +9,15 @@ from stoker.sampling.settings import Sampling
 from tests.engine.drive import drain, engine_on
 
 
-def test_releasing_memory_drops_every_checkpoint_and_changes_no_answer(model: Decoder) -> None:
-    engine = engine_on(model, EngineConfig(pages=16, slots=2, checkpoints=4))
+def test_releasing_memory_drops_every_snapshot_and_changes_no_answer(model: Decoder) -> None:
+    engine = engine_on(model, EngineConfig(pages=16, slots=2, snapshots=4))
     prompt = [(7 * place) % 200 for place in range(200)]
     first = engine.submit(prompt, Sampling(max_tokens=6))
     answer = drain(engine)[first]
-    assert engine.stats().checkpoints > 0
+    assert engine.stats().snapshots > 0
     assert engine.stats().pages_cached > 0
     assert engine.release_memory() > 0
-    assert (engine.stats().checkpoints, engine.stats().pages_used) == (0, 0)
+    assert (engine.stats().snapshots, engine.stats().pages_used) == (0, 0)
     engine.check_integrity()
     again = engine.submit(prompt, Sampling(max_tokens=6))
     assert drain(engine)[again] == answer
@@ -27,7 +27,7 @@ def test_a_running_request_keeps_its_pages(model: Decoder) -> None:
     prompt = [(7 * place) % 200 for place in range(150)]
     answers = []
     for short in (False, True):
-        engine = engine_on(model, EngineConfig(pages=16, slots=2, checkpoints=4))
+        engine = engine_on(model, EngineConfig(pages=16, slots=2, snapshots=4))
         request = engine.submit(prompt, Sampling(max_tokens=20))
         made = []
         while not engine.idle:
