@@ -1,13 +1,15 @@
-"""From a loaded model to the backend for the device it lies on, and the drafter asked for."""
+"""From a checkpoint, or a model that is loaded, to the backend for its device, and the drafter asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.cpu.load import load_model
 from stoker.engine.backend import Backend
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DraftChoice
 from stoker.speculate.drafter import Drafter
+from stoker.weights.reader import Progress
 
 
 def build_backend(
@@ -26,3 +28,16 @@ def build_backend(
     from stoker.backends.cpu.build import cpu_backend
 
     return cpu_backend(model, engine, draft, directory, report)
+
+
+def load_backend(
+    directory: Path,
+    device: str,
+    engine: EngineConfig,
+    draft: DraftChoice,
+    report: Callable[[str], None],
+    progress: Progress,
+) -> tuple[Backend, Drafter | None, Sequence[str]]:
+    """With notes on what was not used of the checkpoint. `progress` is that of `load_model`."""
+    loaded = load_model(directory, device=device, progress=progress)
+    return *build_backend(loaded.model, engine, draft, directory, report), loaded.notes

@@ -35,7 +35,7 @@ class EngineConfig:
 
     @property
     def window(self) -> int:
-        """Most tokens of one sequence in a step: the newest and its drafts."""
+        """Most tokens of one request in a step: the newest and its drafts."""
         return 1 + self.max_depth
 
     def table_width(self, max_positions: int) -> int:

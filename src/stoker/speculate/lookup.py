@@ -15,7 +15,7 @@ STRENGTH = 6.0  # observations the first guess is worth
 
 @dataclass(slots=True)
 class _Text:
-    """What is known of one slot's sequence."""
+    """What is known of one slot's text."""
 
     places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> position after it, the last one
     entered: int = 0  # tokens of the text that are in `places`

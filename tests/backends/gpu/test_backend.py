@@ -1,4 +1,4 @@
-"""The engine on the GPU's backend, with plain twins of the kernels: what it promises of tokens, pages and reads.
+"""The engine on the GPU's backend, with plain references of the kernels: what it promises of tokens, pages and reads.
 
 `test_step.py` and `test_dflash.py` compare the kernels themselves with the model, in Triton's interpreter.
 """
@@ -20,7 +20,7 @@ from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.gpu import graphs
+from stoker.backends.gpu import graphs, reference
 from stoker.backends.gpu.backend import GpuBackend, Program
 from stoker.backends.gpu.dflash import pack_dflash
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
@@ -37,7 +37,7 @@ from stoker.speculate.draft import Draft
 from stoker.speculate.drafter import Drafter, DraftRequest
 from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig
-from tests.backends.gpu import test_dflash, twins
+from tests.backends.gpu import test_dflash
 from tests.engine.drive import Oracle, drain, engine_on, run, settings_for
 from tests.support.random_checkpoint import random_tensors, small_config
 
@@ -47,8 +47,8 @@ Answers = dict[tuple[int, ...], list[int]]
 
 
 @pytest.fixture(autouse=True)
-def _twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    twins.install(monkeypatch)
+def _references(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference.install(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def gpu(model: Decoder, weights: StepWeights) -> Gpu:
 def alone(model: Decoder, weights: StepWeights, prompts: list[list[int]]) -> list[list[Event]]:
     """Every request by itself, undrafted, with its logprobs."""
     with pytest.MonkeyPatch.context() as patch:
-        twins.install(patch)
+        reference.install(patch.setattr)
         return [ask(Gpu(model, weights)(slots=1), [prompt], [asked(i)])[0] for i, prompt in enumerate(prompts)]
 
 

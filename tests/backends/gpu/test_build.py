@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.gpu import reference
 from stoker.backends.gpu.build import gpu_backend
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
@@ -16,7 +17,6 @@ from stoker.errors import CheckpointError, ConfigError, RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice
 from stoker.weights.model_config import ModelConfig
-from tests.backends.gpu import twins
 from tests.backends.gpu.test_step import model, quantize
 from tests.engine.drive import drain
 from tests.support.random_checkpoint import small_config
@@ -26,7 +26,7 @@ CONFIG = EngineConfig(pages=8, slots=2, max_depth=2, prefill_budget=64)
 
 def test_a_model_is_handed_over_layer_by_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An answer that repeats its prompt, with lookup; weights of four formats."""
-    twins.install(monkeypatch)
+    reference.install(monkeypatch.setattr)
     decoder = model()
     quantize(decoder)
     bytes_before = step_bytes(decoder)

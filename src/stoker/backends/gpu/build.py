@@ -11,6 +11,7 @@ from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.dflash import pack_dflash
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
 from stoker.backends.gpu.weights import StepWeights, pack_decoder
+from stoker.backends.reference import REFERENCES_ONLY
 from stoker.engine.config import EngineConfig
 from stoker.errors import ConfigError, RequestError
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
@@ -29,6 +30,10 @@ def gpu_backend(
     for several engines on one model."""
     config = model.config
     _check(config, engine, draft)
+    if REFERENCES_ONLY:
+        from stoker.backends.gpu import reference
+
+        reference.install()
     choice = draft.resolved(model.mtp is not None, directory)
     positions = min(config.max_positions, engine.pages * PAGE_SIZE)
     read = step_bytes(model)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.backends.reference import REFERENCES_ONLY
+
 
 class Recorded:
     """Bodies that run one after the other, each as a graph if there are graphs of them. A graph has only the addresses
@@ -43,7 +45,8 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         gc.collect()  # graphs of an engine that is no more, and their memory
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._graphs = device.type == "cuda" and not REFERENCES_ONLY  # which look at numbers on the host
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self.count = 0  # of what was recorded
 
     def record(self, *bodies: Callable[[], None]) -> Recorded:
@@ -52,7 +55,7 @@ class Recorder:
         it: a short first body is computed while the second is launched."""
         self.count += 1
         recorded = Recorded(bodies)
-        if self._device.type != "cuda":
+        if not self._graphs:
             return recorded
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))

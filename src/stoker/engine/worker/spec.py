@@ -37,18 +37,21 @@ class EngineSpec:
     def build(self, report: Callable[[Loading], None]) -> Built:
         from tokenizers import Tokenizer
 
-        from stoker.backends.build import build_backend
-        from stoker.backends.cpu.load import load_model
+        from stoker.backends.build import load_backend
         from stoker.engine.engine import Engine
 
         report(Loading("weights"))
-        loaded = load_model(self.directory, device=self.device, progress=_phases(report))
         file = self.directory / "tokenizer.json"
         tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None  # for stop strings
-        backend, drafter = build_backend(
-            loaded.model, self.config, self.draft, self.directory, lambda phase: report(Loading(phase))
+        backend, drafter, notes = load_backend(
+            self.directory,
+            self.device,
+            self.config,
+            self.draft,
+            report=lambda phase: report(Loading(phase)),
+            progress=_phases(report),
         )
-        return Built(Engine(self.config, backend, drafter, tokenizer), loaded.notes)
+        return Built(Engine(self.config, backend, drafter, tokenizer), notes)
 
 
 def _phases(report: Callable[[Loading], None]) -> Callable[[int, int], None]:

@@ -1,13 +1,14 @@
-"""Plain twins of the step's kernels, hundreds of times as fast as Triton's interpreter: for tests of what is around the
-kernels. They keep the promise the kernels keep, that a row's bits depend on that row alone: sums are fp64 and rounded
-as the kernels round, and the recurrent state is rounded after each token.
+"""Plain references of the step's kernels, one function for each, and of a prompt in steps: `STOKER_OPS=reference` puts
+them in the kernels' places. They keep the promise the kernels keep, that a row's bits depend on that row alone: sums
+are fp64 and rounded as the kernels round, and the recurrent state is rounded after each token.
+
+They spell out every weight in fp64: for small models, and hundreds of times as fast as Triton's interpreter.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
@@ -35,14 +36,13 @@ from stoker.weights.model_config import ModelConfig
 MODULES = (stoker.backends.gpu.dflash, stoker.backends.gpu.mtp, stoker.backends.gpu.slots, stoker.backends.gpu.step)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twins take the kernels' places in every module of the step."""
-    twins = (begin, best_tokens, linear, attention, deltanet, route, experts, mtp_inputs, remember, swiglu)
-    for twin in twins:
+def install(replace: Callable[[object, str, object], None] = setattr) -> None:
+    """The references take the kernels' places in every module of the step."""
+    for reference in (begin, best_tokens, linear, attention, deltanet, route, experts, mtp_inputs, remember, swiglu):
         for module in MODULES:
-            if hasattr(module, twin.__name__):
-                monkeypatch.setattr(module, twin.__name__, twin)
-    monkeypatch.setattr(stoker.backends.gpu.prompts, "Prefill", Prefill)
+            if hasattr(module, reference.__name__):
+                replace(module, reference.__name__, reference)
+    replace(stoker.backends.gpu.prompts, "Prefill", Prefill)
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def linear(
         units = pad(scores, (0, 16 * out.values.shape[1] - scores.shape[1]), value=-torch.inf).unflatten(1, (-1, 16))
         found = units.max(-1)
         out.values.copy_(found.values)
-        out.rows.copy_(found.indices + torch.arange(units.shape[1]) * 16)
+        out.rows.copy_(found.indices + torch.arange(units.shape[1], device=x.device) * 16)
     else:
         out.copy_(y)
 
@@ -122,17 +122,17 @@ def attention(
         rows = slice(b * sequences.rows, b * sequences.rows + length)
         q, k, v = y[rows].double().split([heads.count * wide, kv * dim, kv * dim], dim=1)
         q = q.view(length, heads.count, wide)
-        positions = torch.arange(cached, cached + length)
+        positions = torch.arange(cached, cached + length, device=y.device)
         places = pages.tables[b].long()
         at = places[positions // 64], positions % 64
         pages.keys[at] = _turned(k.view(length, kv, dim), weights.k_norm, positions, weights).bfloat16()
         pages.values[at] = v.view(length, kv, dim).bfloat16()
-        every = torch.arange(cached + length)
+        every = torch.arange(cached + length, device=y.device)
         keys, values = (
             part[places[every // 64], every % 64].double().repeat_interleave(heads.group, 1)
             for part in (pages.keys, pages.values)
         )
-        last = positions[:, None] if not sight.whole_block else torch.full((length, 1), cached + length - 1)
+        last = positions[-1:, None].expand(length, 1) if sight.whole_block else positions[:, None]
         seen = every[None] <= last
         if sight.window:
             seen &= every[None] > positions[:, None] - sight.window
@@ -170,9 +170,8 @@ def deltanet(
             state.gates[slot, (cached + place) % ring, 1] = torch.sigmoid(beta).float()
         for position in range(cached - replay, cached + length):
             reach = range(position - taps + 1, position + 1)
-            inputs = torch.stack(
-                [state.inputs[slot, at % ring].double() if at >= 0 else torch.zeros(channels).double() for at in reach]
-            )
+            nothing = torch.zeros(channels, dtype=torch.float64, device=y.device)
+            inputs = torch.stack([state.inputs[slot, at % ring].double() if at >= 0 else nothing for at in reach])
             q, k, v = silu((inputs * weights.conv).sum(0)).split([keys, keys, values])
             q, k = (
                 (part.view(-1, key_dim) / (part.view(-1, key_dim).square().sum(-1, keepdim=True) + 1e-6).sqrt())
@@ -214,9 +213,9 @@ def route(
     chances = logits.softmax(-1)
     weights, experts_ = chances.topk(routing.top_k)
     routing.inverse_rms.copy_(inverse)
-    real = torch.ones(len(x), 1, dtype=torch.bool)
+    real = torch.ones(len(x), 1, dtype=torch.bool, device=x.device)
     if sequences is not None and len(x) > 1:
-        real = (torch.arange(sequences.rows) < sequences.lengths[:, None]).view(-1, 1)
+        real = (torch.arange(sequences.rows, device=x.device) < sequences.lengths[:, None]).view(-1, 1)
     routing.experts.copy_(torch.where(real, experts_, -1))
     weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
     routing.weights.copy_(torch.where(real, weights, 0.0))
@@ -267,7 +266,7 @@ def remember(
 ) -> None:
     layers, _, _, heads, dim = pages.keys.shape
     for b, (cached, length) in enumerate(zip(sequences.cached.tolist(), sequences.lengths.tolist(), strict=True)):
-        positions = torch.arange(cached, cached + length)
+        positions = torch.arange(cached, cached + length, device=y.device)
         at = tables[b].long()[positions // 64], positions % 64
         parts = y[b * sequences.rows : b * sequences.rows + length].double().view(length, layers, 2, heads, dim)
         for layer in range(layers if length else 0):
@@ -287,10 +286,15 @@ class Prefill:
         self, config: ModelConfig, weights: StepWeights, cache: GpuCache, chunk: int, taps: Sequence[int] = ()
     ) -> None:
         self._config, self._weights, self._cache, self._taps = config, weights, cache, taps
-        self.features = torch.zeros(chunk, len(taps) * config.hidden_size).bfloat16()
-        self.logits, self.token = torch.zeros(1, config.vocab_size), torch.zeros(1, dtype=torch.int32)
-        self.buffers = SimpleNamespace(drafted=torch.zeros(chunk, config.hidden_size).bfloat16())
-        self._x, self._logits = torch.zeros(chunk, config.hidden_size).bfloat16(), torch.zeros(chunk, config.vocab_size)
+        self._device = device = weights.embedding.device
+
+        def zeros(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.zeros(rows, columns, dtype=dtype, device=device)
+
+        self.features = zeros(chunk, len(taps) * config.hidden_size)
+        self.logits, self.token = zeros(1, config.vocab_size, torch.float32), zeros(1, 1, torch.int32)[0]
+        self.buffers = SimpleNamespace(drafted=zeros(chunk, config.hidden_size))
+        self._x, self._logits = zeros(chunk, config.hidden_size), zeros(chunk, config.vocab_size, torch.float32)
 
     def forward(
         self, token_ids: Tensor, table: Tensor, *, slot: int, cached: int, replay: int = 0, choose: bool = True
@@ -314,9 +318,10 @@ class Prefill:
         self.logits[0], self.token[0] = self._logits[len(token_ids) - 1], step.buffers.tokens[-1]
         ended = self._inputs(1, table, slot, cached + len(token_ids), replay)
         ended.sequences.lengths.zero_()
+        nothing = torch.zeros(1, 0, device=self._device)
         mixers = [layer.mixer for layer in self._weights.layers if isinstance(layer.mixer, DeltaLayer)]
         for ring, mixer in zip((s for s in self._cache.layers if isinstance(s, DeltaRing)), mixers, strict=True):
-            deltanet(torch.zeros(1, 0), torch.zeros(1, 0), ring, mixer.weights, ended.sequences)
+            deltanet(nothing, nothing, ring, mixer.weights, ended.sequences)
 
     def logits_of(self, start: int, stop: int) -> Tensor:
         return self._logits[start:stop]
@@ -326,8 +331,8 @@ class Prefill:
         mtp, count = self._weights.mtp, len(following)
         assert mtp is not None
         inputs = self._inputs(count, table, 0, cached, 0)
-        own = StepBuffers.allocate(self._config, Bucket(1, count, inputs.tables.shape[1] // 4), 1, "cpu")
-        joined = torch.zeros(count, 2 * self._config.hidden_size).bfloat16()
+        own = StepBuffers.allocate(self._config, Bucket(1, count, inputs.tables.shape[1] // 4), 1, self._device)
+        joined = torch.zeros(count, 2 * self._config.hidden_size, dtype=torch.bfloat16, device=self._device)
         mtp_inputs(following, self._weights.embedding, self._x[:count], mtp.first, joined)
         linear(joined, mtp.fc, own.x, own.workspace)
         begin(Stream(own.x, mtp.layer.input_norm, own.scaled), own.squares, None, None)
@@ -339,7 +344,7 @@ class Prefill:
             self.buffers.drafted[:count] = own.x
 
     def _inputs(self, rows: int, table: Tensor, slot: int, cached: int, replay: int) -> StepInputs:
-        inputs = StepInputs.allocate(Bucket(1, rows, -(-len(table) // 4)), 64, "cpu")
+        inputs = StepInputs.allocate(Bucket(1, rows, -(-len(table) // 4)), 64, self._device)
         inputs.tables[0, : len(table)] = table
         inputs.sequences.slots.fill_(slot)
         inputs.sequences.cached.fill_(cached)
