@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stoker.backends.cpu.batch import Batch
+from stoker.backends.cpu.backend import CpuBackend
 from stoker.backends.cpu.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import TokenLogprob
@@ -27,19 +27,11 @@ def whole(model: Decoder) -> tuple[TokenLogprob, ...]:
 
 def test_they_are_the_log_softmax_of_a_forward_over_the_prompt(model: Decoder, whole: tuple[TokenLogprob, ...]) -> None:
     engine = engine_on(model, EngineConfig(pages=PAGES, slots=1, prefill_budget=512))
-    hidden = []
-    forward = engine._runner._forward  # type: ignore[attr-defined]
-
-    def spied(batch: Batch) -> object:
-        found = forward(batch)
-        hidden.append(found[0])
-        return found
-
-    engine._runner._forward = spied  # type: ignore[attr-defined]
+    assert isinstance(engine.backend, CpuBackend)
     engine.submit(PROMPT, Sampling(max_tokens=1))
     run(engine)
     with torch.inference_mode():
-        table = torch.cat([torch.log_softmax(model.logits(row[None]).double(), -1) for row in hidden[0]])
+        table = torch.cat([torch.log_softmax(model.logits(row[None]).double(), -1) for row in engine.backend._hidden])
     assert len(whole) == len(PROMPT) - 1
     for place, found in enumerate(whole):
         assert found.token == PROMPT[place + 1]
