@@ -119,8 +119,10 @@ class Prophet(Oracle):
 
 
 @pytest.fixture(scope="module")
-def requests(model: Decoder, prompts: list[list[int]], alone: list[list[int]], snapshots: dict[str, Path]) -> Requests:
-    tokenizer = Tokenizer.from_file(str(snapshots["qwen3_5_moe_text"] / "tokenizer.json"))
+def requests(
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]], checkpoints: dict[str, Path]
+) -> Requests:
+    tokenizer = Tokenizer.from_file(str(checkpoints["qwen3_5_moe_text"] / "tokenizer.json"))
     return Requests(model, prompts, alone, tokenizer)
 
 
