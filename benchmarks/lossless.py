@@ -93,8 +93,9 @@ def covering_set() -> list[Configuration]:
 
 
 def sampling_of(kind: str, index: int, tokens: int) -> Sampling:
-    """`index` is the place of the prompt: every request has a seed of its own."""
-    if kind == "greedy":
+    """`index` is the place of the prompt: every request has a seed of its own. Of "mixed" requests every other one is
+    greedy, in each kind of text."""
+    if kind == "greedy" or (kind == "mixed" and (index + index // len(prompts())) % 2 == 0):
         return Sampling(max_tokens=tokens)
     return Sampling(max_tokens=tokens, temperature=0.7, top_p=0.9, seed=1000 + index)
 

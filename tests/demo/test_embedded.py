@@ -20,6 +20,7 @@ from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.reader import read_tensor
 from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
 from tests.engine.drive import generate
+from tests.support.extent import ALL
 
 LIMIT = 24 << 20
 KINDS = ("JSON", "agent", "code", "prose")
@@ -38,9 +39,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """50 prompts of all kinds."""
-    tokenizer = Tokenizer(EMBEDDED)
-    return [tokenizer.encode(text) for kind in KINDS for text in prompts()[kind][:13]][:50]
+    """Prompts of all kinds in turn: 16, or 50."""
+    tokenizer, count = Tokenizer(EMBEDDED), 50 if ALL else 16
+    return [tokenizer.encode(text) for group in zip(*prompts().values(), strict=True) for text in group][:count]
 
 
 @torch.inference_mode()

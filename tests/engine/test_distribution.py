@@ -23,8 +23,10 @@ from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest, accept
 from tests.engine.drive import engine_on
 from tests.engine.mock import MockModel
+from tests.support.extent import ALL
 
-WORDS, SAMPLES, TOKENS = 6, 50_000, 4  # the first token is the prompt's, three are left for blocks of two drafts
+WORDS, SAMPLES = 6, 50_000 if ALL else 12_000
+TOKENS = 4  # the first token is the prompt's, three are left for blocks of two drafts
 SLOTS = 32  # with two drafts each within the rows of one step
 SETTINGS = [
     Sampling(max_tokens=TOKENS, temperature=1.0),

@@ -19,6 +19,7 @@ from stoker.sampling.extended import Extended
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import engine_on
 from tests.engine.mock import VOCAB, MockDrafter, MockModel, answer
+from tests.support.extent import ALL
 
 DEPTH = 4
 BATCH = 8
@@ -102,7 +103,8 @@ def test_a_step_costs_the_same_behind_a_long_text_as_behind_a_short_one(sampling
     assert long_peak <= peak + 64 * 1024
 
 
-def test_ten_thousand_requests_leave_nothing_behind() -> None:
+def test_thousands_of_requests_leave_nothing_behind() -> None:
+    goals = (1000, 2000, 10_000) if ALL else (300, 600, 3000)
     engine = new_engine(pages=64, snapshots=4)
     rng = random.Random(0)
     expected: dict[int, list[int]] = {}
@@ -139,7 +141,7 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
                 assert not expected.pop(event.request_id)
 
     tracemalloc.start()
-    for goal in (1000, 2000, 10_000):
+    for goal in goals:
         while submitted < goal:
             while len(engine.scheduler.waiting) < 4:
                 submit()
@@ -156,9 +158,9 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
     tracemalloc.stop()
     engine.check_integrity()
     assert not expected
-    assert sum(counts.values()) == submitted + 3 * BATCH > 10_000
-    assert counts[Finish.CANCELLED] > 100
-    assert memory[2] - memory[1] < 16 * 1024  # two bytes a request would already be more
+    assert sum(counts.values()) == submitted + 3 * BATCH > goals[-1]
+    assert counts[Finish.CANCELLED] > goals[-1] / 100
+    assert memory[2] - memory[1] < 16 * 1024  # two bytes a request would already be more, seven where they are fewer
     assert calls[2] == pytest.approx(calls[1], rel=0.02)
     totals = engine.stats().totals
     assert sum(totals.finished.values()) == sum(counts.values())
