@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.conversation import Conversation, Piece
-from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.request import Event, Finish, Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.engine.worker.client import EngineClient
@@ -25,6 +24,7 @@ from stoker.engine.worker.messages import Command, Events, RequestBody, Submit
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
+from tests.support.tokenizer import write_byte_tokenizer
 
 STOKER = [sys.executable, "-c", "from stoker.cli.main import run; run()"]
 PATIENCE_S = 60.0

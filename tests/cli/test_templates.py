@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.demo.tokenizer import write_byte_tokenizer
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
+from tests.support.tokenizer import write_byte_tokenizer
 
 ADVICE = "Shorten the conversation, or correct the template."
 FAULTS = {

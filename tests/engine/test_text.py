@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from stoker.demo import EMBEDDED
-from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.engine.text import TextStream
+from tests.support.tokenizer import write_byte_tokenizer
 
 SPECIAL = 256  # the first special token of `tokenizer`
 

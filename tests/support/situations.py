@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stoker.demo.tokenizer import write_byte_tokenizer
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.formats.base import WeightFormat
 from stoker.weights.formats.fp8 import Fp8Block, Fp8Row
@@ -27,6 +26,7 @@ from stoker.weights.formats.int4 import Int4, pack_nibbles
 from stoker.weights.formats.int4_ct import Int4Ct
 from stoker.weights.formats.nvfp4 import Nvfp4, Nvfp4ModelOpt
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
+from tests.support.tokenizer import write_byte_tokenizer
 
 MTP_TENSORS = 41
 EXTRA = "model_extra_tensors.safetensors"  # where AutoRound puts what it did not quantise
