@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = shutil.which("chromium")
-NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here: install it (Debian: apt-get install chromium)"
+)
 VIEWS = [("light", 1100), ("dark", 390)]
 GROUNDS = {"light": "rgb(251, 250, 248)", "dark": "rgb(20, 23, 26)"}
 

@@ -13,7 +13,9 @@ from tests.server.running import PATIENCE_S, Running
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SHOTS = os.environ.get("STOKER_SCREENSHOTS")  # a folder to put pictures in, for people to look at
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here: install it (Debian: apt-get install chromium)"
+)
 
 
 @pytest.fixture(scope="module")
