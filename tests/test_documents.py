@@ -20,7 +20,7 @@ LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 # A path of code with a folder before it, and what `python -m` runs.
 CODE = re.compile(r"(?<![\w./~:-])((?:[\w-]+/)+[\w-]+\.(?:py|toml|csv|jinja))\b")
 MODULE = re.compile(r"python3? -m ((?:benchmarks|training|tests|tools)[\w.]*)")
-PAST = {"CHANGELOG.md", "architecture.md"}  # they may name files that have moved, as entries of the log may
+PAST = {"CHANGELOG.md"}  # it may name files that have moved, as entries of the log may
 
 
 def prose(path: Path) -> str:
