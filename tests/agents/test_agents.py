@@ -26,7 +26,7 @@ EACH = [
     pytest.param(CLAUDE_CODE, id="Claude Code"),
     pytest.param(CODEX, id="Codex"),
     pytest.param(QWEN_CODE, id="Qwen Code"),
-    pytest.param(OPENCODE, id="opencode", marks=pytest.mark.long),
+    pytest.param(OPENCODE, id="opencode"),
 ]
 
 

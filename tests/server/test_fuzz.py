@@ -6,7 +6,7 @@ from tests.server.fuzz.cases import case
 from tests.server.fuzz.run import Report, run
 from tests.support.extent import ALL
 
-CASES, WARM_UP = (20_000, 400) if ALL else (250, 250)
+CASES, WARM_UP = (20_000, 400) if ALL else (500, 400)
 STALL_S = 1.0 if ALL else 3.0  # other tests take their share of the machine beside the short one
 GROWTH_MB = 50.0
 
