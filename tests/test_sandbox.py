@@ -2,10 +2,12 @@
 
 import contextlib
 import ctypes
+import importlib
 import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,15 @@ def sandbox() -> Iterator[Sandbox]:
     found = Sandbox(memory=128 * 2**20)
     yield found
     found.close()
+
+
+def test_starting_a_child_does_not_count_towards_the_time_of_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)\ndef answer(): return 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.closing(Sandbox()) as sandbox:
+        assert sandbox.call(importlib.import_module("slow_to_import").answer, timeout=1) == 42
 
 
 def test_results_come_back_and_the_child_is_kept(sandbox: Sandbox) -> None:

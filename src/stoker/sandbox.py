@@ -1,7 +1,8 @@
 """Runs functions on untrusted input in child processes, so that a hang, a crash or an out-of-memory costs one call.
 
-`python -m stoker.sandbox FD MEMORY` is the child. It is reused from call to call and keeps nothing of one call but what
-the function itself caches. Arguments are pickled; results return as JSON, so that the caller need not trust a child.
+`python -m stoker.sandbox FD MEMORY MODULE` is the child. It is reused from call to call and keeps nothing of one call
+but what the function itself caches. Arguments are pickled; results return as JSON, so that the caller need not trust
+a child.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 
 from stoker.errors import StokerError
 
-START_S = 60.0  # for a child to start; importing the function's module counts towards its first call
+START_S = 60.0  # for a child to start and import what it will run, neither of which counts towards a call
 NICE = 5  # children yield the processor to the server, which has other clients
 GROWTH = 64 * 2**20  # bytes that a child may grow by since its first call and still be reused
 
@@ -79,7 +80,7 @@ class Sandbox:
         except queue.Empty:
             raise Busy(f"all workers were busy for {wait:g} s. Try again later.") from None
         try:
-            child = child if child is not None and child.alive() else _Child(self._memory)
+            child = child if child is not None and child.alive() else _Child(self._memory, function.__module__)
             with self._lock:
                 if self._closed:
                     child.kill()
@@ -109,11 +110,11 @@ class Sandbox:
 
 
 class _Child:
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, module: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.sandbox", str(theirs.fileno()), str(memory)],
+                [sys.executable, "-m", "stoker.sandbox", str(theirs.fileno()), str(memory), module],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -164,22 +165,21 @@ class _Child:
 # -- in the child
 
 
-def main(fd: str, memory: str) -> NoReturn:
+def main(fd: str, memory: str, module: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the parent too, which decides
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
     connection = Connection(int(fd))
-    limited = False
+    import_module(module)  # trusted, so it comes before any limit
+    before = _memory()[1]
+    _limit_memory(int(memory))
     try:
         connection.send_bytes(b"")
         while True:
             module, name, timeout, arguments = pickle.loads(connection.recv_bytes())
             signal.alarm(math.ceil(timeout) + 5)  # in case the parent dies and cannot kill it
             function = getattr(import_module(module), name)
-            if not limited:  # after the module's imports, which are trusted
-                limited, before = True, _memory()[1]
-                _limit_memory(int(memory))
             answer = _run(function, arguments)
             del arguments
             if _memory()[1] - before > GROWTH:
