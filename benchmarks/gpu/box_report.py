@@ -81,7 +81,7 @@ def _usable(dry: bool) -> None:
     except ImportError as missing:
         raise RequestError(
             f"{sys.executable} has no {missing.name}: the box report needs a Python with torch for this GPU, and the "
-            f"triton, numpy, safetensors and tokenizers it can import. {way}"
+            f"triton, numpy and, where memory is shared with the host, psutil it can import. {way}"
         ) from missing
     if not dry and not torch.cuda.is_available():
         raise RequestError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import stoker
 from stoker.errors import DependencyError
 
-ENGINE = ("torch", "safetensors", "tokenizers", "transformers", "jinja2")
+ENGINE = ("torch", "huggingface_hub", "tokenizers", "transformers")
 SERVER = (*ENGINE, "fastapi", "llguidance", "prometheus_client", "uvicorn")
 
 

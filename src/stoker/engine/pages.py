@@ -1,4 +1,4 @@
-"""Who owns which KV page and which slot. Only numbers; the tensors are in `backends/cpu/cache.py`."""
+"""Who owns which KV page and which slot. Only numbers; the tensors are the backend's."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Who runs and who waits, in which pages and slots, and what each brings to a step. First come, first served.
 
-Memory is bytes planned ahead (`memory.py`): pages of 64 tokens, which stand for KV of the model and of the drafter
-alike, and slots of recurrent state. When pages run out, snapshots of the prefix cache give way first, then the youngest
-request is preempted: it is computed again later.
+Memory is bytes planned ahead (`sizes/memory.py`): pages of 64 tokens, which stand for KV of the model and of the
+drafter alike, and slots of recurrent state. When pages run out, snapshots of the prefix cache give way first, then the
+youngest request is preempted: it is computed again later.
 """
 
 from collections import deque

@@ -27,7 +27,6 @@ class EngineNeeds:
     runtime_gib: float
     graphs_gib: float
     host_gib: float
-    states_per_sequence: str
     vision: bool
     source: str
 

@@ -42,7 +42,7 @@ class Metrics:
         self.forced = self._counter("stoker:forced_tokens", "Tokens that a grammar left no choice about.")
         self.steps = self._counter("stoker:request_steps", "Decode steps, counted per request that took part.")
         self.restarts = self._counter("stoker:engine_restarts", "How often the engine was started again.")
-        self.shed_caches = self._counter("stoker:prefix_cache_sheds", "Prefix caches given up for want of memory.")
+        self.cache_evictions = self._counter("stoker:prefix_cache_sheds", "Prefix caches given up for want of memory.")
         names = (*LABELS, "finished_reason")
         self._finished = Counter("vllm:request_success", "Requests that ended.", names, registry=self.registry)
         names = (*LABELS, "reason")

@@ -160,7 +160,7 @@ def _compare_with_index(checkpoint: Checkpoint) -> None:
     path = checkpoint.directory / INDEX
     if not path.exists() and not path.is_symlink():
         if len(checkpoint.sizes) > 1:
-            message = f"There is no {INDEX} beside {len(checkpoint.sizes)} safetensors checkpoint."
+            message = f"There is no {INDEX} beside {len(checkpoint.sizes)} safetensors files."
             fix = f"Stoker reads every file all the same; other engines need {INDEX}, so fetch it."
             checkpoint.problems.append(Problem("note", message, INDEX, fix=fix))
         return

@@ -143,12 +143,12 @@ class MemoryGuard:
         self,
         read: Callable[[], Reading],
         reserve: int,
-        shed: Callable[[], object],
+        evict_cache: Callable[[], object],
         turn_away: Callable[[str], object],
         end: Callable[[str], object],
     ) -> None:
         self._read, self._reserve = read, reserve
-        self._shed, self._turn_away, self._end = shed, turn_away, end
+        self._evict_cache, self._turn_away, self._end = evict_cache, turn_away, end
         self._level = 0
         self.latest: Reading | None = None
 
@@ -172,7 +172,7 @@ class MemoryGuard:
         if self._level == 0:
             self._level = 1
             log.warning("%s: the prefix cache is given up", numbers)
-            self._shed()
+            self._evict_cache()
         elif self._level == 1:
             self._level = 2
             log.warning("%s: waiting requests are turned away", numbers)

@@ -203,7 +203,7 @@ class Service:
     def _evict_cache(self) -> None:
         engine = self.supervisor.engine
         if engine and engine.alive:
-            self.metrics.shed_caches.inc()
+            self.metrics.cache_evictions.inc()
             engine.release_memory()
 
     def _stop_for_memory(self, reason: str) -> None:
