@@ -78,6 +78,9 @@ def _usable(dry: bool) -> None:
     try:
         import torch
         import triton  # noqa: F401
+
+        if dry or (torch.cuda.is_available() and _shares_memory()):
+            import psutil  # noqa: F401
     except ImportError as missing:
         raise RequestError(
             f"{sys.executable} has no {missing.name}: the box report needs a Python with torch for this GPU, and the "
@@ -88,6 +91,13 @@ def _usable(dry: bool) -> None:
             f"torch {torch.__version__} finds no GPU here, and without one there is no speed to report. If there is "
             f"one, this torch is not built for it. {way}; --dry-run tries the path without a GPU."
         )
+
+
+def _shares_memory() -> bool:
+    """Whether the GPU has the host's memory and none of its own."""
+    import torch
+
+    return bool(getattr(torch.cuda.get_device_properties(0), "is_integrated", False))
 
 
 class Report:
@@ -110,7 +120,7 @@ class Report:
         self.unified, gpu = True, {"gpu": "none: interpreted on the processor", "gpu_memory": 0}
         if not self.dry:
             own = torch.cuda.get_device_properties(0)
-            self.unified = bool(getattr(own, "is_integrated", False))
+            self.unified = _shares_memory()
             gpu = {"gpu": own.name, "gpu_memory": own.total_memory}
         old = self._old() if options.resume else {}
         layers, self.allowed = self._choose_layers(options.layers or old.get("layers"))

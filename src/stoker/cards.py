@@ -26,10 +26,15 @@ def nvidia_cards() -> list[Card]:
 
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [Card(pynvml.nvmlDeviceGetName(handle), *_memory(handle), handle) for handle in handles]
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError:
         return []
+    cards = []
+    for index in range(count):
+        with suppress(pynvml.NVMLError):  # a card that has failed does not hide the others
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            cards.append(Card(pynvml.nvmlDeviceGetName(handle), *_memory(handle), handle))
+    return cards
 
 
 def _memory(handle: Any) -> tuple[int, int]:

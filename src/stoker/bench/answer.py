@@ -62,6 +62,21 @@ class Answer:
 
 
 def read(exchange: Exchange) -> Answer:
+    """JSON can hold half a character, which no file can; a server that cuts one in two gets it back whole."""
+    answer = _read(exchange)
+    answer.content, answer.reasoning = _whole(answer.content), _whole(answer.reasoning)
+    answer.calls = {index: {key: _whole(said) for key, said in call.items()} for index, call in answer.calls.items()}
+    answer.finish_reason = answer.finish_reason and _whole(answer.finish_reason)
+    if answer.failure:
+        answer.failure = Failure(answer.failure.kind, answer.failure.status, _whole(answer.failure.message))
+    return answer
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _read(exchange: Exchange) -> Answer:
     answer = Answer()
     if exchange.status != 200:
         answer.failure = _http_failure(exchange)

@@ -61,7 +61,7 @@ def load(path: Path) -> Document:
         data = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise BenchError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # also of text that is no UTF-8
         raise BenchError(f"{path} is no JSON: {error}") from error
     if not isinstance(data, dict) or "version" not in data or "requests" not in data:
         raise BenchError(f"{path} was not written by stoker bench")

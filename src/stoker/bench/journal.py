@@ -48,10 +48,10 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
     def _load(self, path: Path) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")  # not at the line separators that an answer may contain
         try:
             identity = json.loads(lines[0])["identity"]
-        except (IndexError, KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise BenchError(f"{path} is no unfinished benchmark; remove it, or say --fresh to begin anew") from error
         if identity != self._identity:
             other = ", ".join(sorted(key for key in identity if identity[key] != self._identity.get(key)))
@@ -61,6 +61,6 @@ class Journal:
         for line in lines[1:]:
             try:
                 found = msgspec.json.decode(line, type=Round)
-            except msgspec.DecodeError:  # cut by a kill while it was written
+            except ValueError:  # cut by a kill while it was written, perhaps within a character
                 continue
             self.rounds[found.round] = found.requests

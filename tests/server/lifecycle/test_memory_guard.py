@@ -309,6 +309,7 @@ while os.path.exists(f"/proc/{sys.argv[1]}/exe"):
 """
 
 
+@pytest.mark.long
 def test_in_a_control_group_that_fills_up_nobody_is_killed(group: Path) -> None:
     """A neighbour takes what there is. Requests are answered or refused, and the server ends before the kernel acts."""
     limit = _limit_file(group)

@@ -68,7 +68,9 @@ def fetch(
     for name in sorted(homes | unlisted):
         file, header = _header(hub, name)
         names |= header.keys()
-        tensors = sorted((info for info in header.values() if wanted(info.name)), key=lambda info: info.offset)
+        tensors = sorted(
+            (info for info in header.values() if wanted(info.name)), key=lambda info: (info.offset, info.end)
+        )
         if tensors:
             parts.append(_Part(file, tensors))
     if not parts:
