@@ -1,6 +1,7 @@
 """What came back, whatever a server sends for text."""
 
 import json
+from typing import Any
 
 from stoker.bench.answer import read
 from stoker.bench.wire import Exchange
@@ -8,7 +9,7 @@ from stoker.bench.wire import Exchange
 
 def streamed(*contents: str) -> Exchange:
     """Server-sent events with this text; json.dumps escapes halves of characters as servers do."""
-    events = [{"choices": [{"delta": {"content": content}}]} for content in contents]
+    events: list[Any] = [{"choices": [{"delta": {"content": content}}]} for content in contents]
     events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     lines = [f"data: {json.dumps(event)}\n\n".encode() for event in events]
     return Exchange(status=200, pieces=[(0.1 * at, line) for at, line in enumerate(lines)])

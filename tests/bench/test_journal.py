@@ -20,8 +20,8 @@ def requests() -> list[Request]:
     answer = Answer(content="one\u2028two\u0085three \U0001f600")
     return [
         to_request(
-            answer, Exchange(), server="A", workload="Q&A", variant="cold", concurrency=1, round=1, rate=None, depth=None,
-            began=0.0, wanted=None, wants_json=False,
+            answer, Exchange(), server="A", workload="Q&A", variant="cold", concurrency=1, round=1,
+            rate=None, depth=None, began=0.0, wanted=None, wants_json=False,
         )
     ]  # fmt: skip
 
