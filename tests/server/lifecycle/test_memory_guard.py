@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from stoker.backends.family import PAGE_SIZE
 from stoker.demo import EMBEDDED
-from stoker.errors import RequestError
+from stoker.errors import CheckpointError, RequestError
 from stoker.server.config import ServerConfig
 from stoker.server.lifecycle.memory_guard import (
     PROC,
@@ -28,7 +30,7 @@ from stoker.server.lifecycle.memory_guard import (
     check_device,
     read_memory,
 )
-from stoker.server.lifecycle.plan import RUNTIME, plan_engine
+from stoker.server.lifecycle.plan import RUNTIME, Plan, plan_engine
 from stoker.speculate.choice import DraftChoice
 from tests.server.faulty import SLOW
 from tests.server.running import PATIENCE_S, Running, chat_body
@@ -67,6 +69,34 @@ def test_without_recurrent_state_a_prefix_cache_is_counted_in_pages(tmp_path: Pa
     plan = plan_engine(ServerConfig(tmp_path, ("small",), prefix_cache=1 << 20), PLENTY)
     page = plan.kv_bytes // plan.engine.pages
     assert plan.engine.snapshots == (1 << 20) // page
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_mtp_head_that_is_only_announced_is_not_planned(tmp_path: Path, device: str) -> None:
+    if device == "cuda":
+        pytest.importorskip("triton")
+    sizes: dict[str, Any] = {
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    }  # which GPU kernels can pack
+    whole, bare = tmp_path / "whole", tmp_path / "bare"
+    write_random_checkpoint(whole, small_config(**sizes))
+    write_random_checkpoint(bare, small_config(mtp_num_hidden_layers=0, **sizes))
+    shutil.copy(whole / "config.json", bare)
+
+    def planned(draft: str, directory: Path = bare) -> Plan:
+        return plan_engine(ServerConfig(directory, ("small",), draft=draft, device=device), PLENTY)
+
+    def names(plan: Plan) -> list[str]:
+        return [item.name for item in plan.items]
+
+    plan = planned("auto")
+    assert plan == planned("lookup:auto")
+    assert plan.engine.max_depth == 16, "lookup's"
+    assert "KV cache: MTP" not in names(plan)
+    assert "KV cache: MTP" in names(planned("auto", whole))
+    with pytest.raises(CheckpointError, match="has no MTP head"):
+        planned("mtp:2")
 
 
 def test_less_memory_means_fewer_pages_and_then_no_start() -> None:

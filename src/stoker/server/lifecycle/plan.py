@@ -1,6 +1,7 @@
 """How large an engine the server starts, from what it was asked for and what the machine has to give."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.backends.cpu.load import config_dtype
 from stoker.backends.family import PAGE_SIZE
@@ -12,10 +13,11 @@ from stoker.sizes.memory import Caches, Item, MemoryPlan, caches_of, plan_memory
 from stoker.sizes.network import Drafter, Network
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
 from stoker.speculate.choice import DRAFTER_FOLDER, DraftChoice
-from stoker.weights.checkpoint import odd_files
+from stoker.weights.checkpoint import Checkpoint, odd_files
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.problems import refuse_errors
+from stoker.weights.resolve import resolve_model
 
 LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
@@ -59,7 +61,7 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     context = config.context or model.max_positions
     if config.context and config.context > model.max_positions:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
-    choice = DraftChoice.parse(config.draft)
+    choice = DraftChoice.parse(config.draft).resolved(_has_mtp(config.directory, model), config.directory)
     # dense models have no kernels of their own on an accelerator
     on_gpu = config.device.startswith("cuda") and model.moe is not None
     caches = _caches(config, model, choice, on_gpu)
@@ -95,13 +97,16 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     return Plan(sizes, context, memory, own, reading, reserve)
 
 
+def _has_mtp(directory: Path, model: ModelConfig) -> bool:
+    """Whether the weights have the MTP head that config.json announces."""
+    return model.mtp_layers > 0 and resolve_model(model, Checkpoint.open(directory)).has_mtp
+
+
 def _caches(config: ServerConfig, model: ModelConfig, choice: DraftChoice, on_gpu: bool) -> Caches:
-    """`auto` drafts with a DFlash network where there is one, and else with the MTP head."""
-    folder, drafter, kind = config.directory / DRAFTER_FOLDER, None, "lookup"
-    if "dflash" in choice.kinds or (choice.best and folder.is_dir()):
-        kind, drafter = DFLASH, Drafter.of(DFlashConfig.load(folder)) if folder.is_dir() else None
-    elif choice.best or MTP_DRAFT in choice.kinds:
-        kind = MTP_DRAFT
+    drafter = None
+    kind = next((kind for kind in (DFLASH, MTP_DRAFT) if kind in choice.kinds), "lookup")
+    if kind == DFLASH:
+        drafter = Drafter.of(DFlashConfig.load(config.directory / DRAFTER_FOLDER))
     activation = 2 if on_gpu else config_dtype(model).itemsize
     kv = config.kv_dtype or {2: "bf16", 4: "fp32"}[activation]
     network = Network.of(model, drafter=drafter)
