@@ -20,7 +20,7 @@ from rich.table import Table
 from tools.compiled_kernels import TARGETS, Needs, compile_for
 from tools.kernel_variants import each_kernel, every_variant
 
-# kernel -> the test file that compares it with its reference in the interpreter
+# kernel -> the test file that compares it with its reference in the interpreter, seen from TESTS
 PARITY = {
     "linear": "test_linear.py",
     "out": "test_linear.py",
@@ -35,8 +35,8 @@ PARITY = {
     "join": "test_attention.py",
     "begin": "test_rows.py",
     "mtp_inputs": "test_rows.py",
-    "accept": "test_accept.py",
-    "advance": "test_accept.py",
+    "accept": "../../../benchmarks/gpu/test_device_loop.py",
+    "advance": "../../../benchmarks/gpu/test_device_loop.py",
     "remember": "../test_dflash.py",
     "swiglu": "../test_dflash.py",
     "prefill_linear": "test_prefill_products.py",
