@@ -3,7 +3,9 @@
 `test_step.py` and `test_dflash.py` compare the kernels themselves with the model, in Triton's interpreter.
 """
 
+import gc
 import statistics
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -340,6 +342,19 @@ def test_cached_text_equals_cold_text(gpu: Gpu, prompts, drafter) -> None:
     cold = ask(gpu(drafter), [longer], [settings], [depth])[0]
     assert told(second) == told(cold)
     warm.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_nothing_refers_to_requests_that_have_ended(gpu: Gpu, prompts, kind: str) -> None:
+    """`Request`, `DraftRequest` and `Row` all hold the sampling settings of their request."""
+    engine = gpu(kind, slots=2)
+    settings = [replace(settings_for(i), max_tokens=6) for i in range(3)]  # greedy, sampled, penalised
+    known = [weakref.ref(each) for each in settings]
+    ask(engine, prompts[:3], settings, [DEPTH] * 3)
+    assert engine.stats().totals.drafted > 0
+    del settings
+    gc.collect()
+    assert [ref() for ref in known] == [None] * 3
 
 
 def test_a_step_reads_twice_and_records_nothing(gpu: Gpu, prompts, monkeypatch: pytest.MonkeyPatch) -> None:

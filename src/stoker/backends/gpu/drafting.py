@@ -75,40 +75,45 @@ class GpuMtp:
         buckets = [program.bucket for program in self._programs]
         return fitting(buckets, range(len(requests)), lambda i: 1, lambda i: requests[i].length + depths[i])
 
-    def begin(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> "_MtpProgram":
-        program = _smallest(self._programs, requests, depths, rows=1)
-        program.begin(requests, depths)
-        return program
+    def begin(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> "_MtpPasses":
+        return _MtpPasses(_smallest(self._programs, requests, depths, rows=1), requests, depths)
 
 
 class _MtpProgram(_Program):
-    """Recorded passes of one bucket, and where drafting with them stands."""
+    """Recorded passes of one bucket."""
 
     def __init__(
         self, network: Mtp, bucket: Bucket, depth: int, tables: Tensor, recorder: Recorder, buffers: StepBuffers
     ) -> None:
         super().__init__(bucket, tables)
-        self._propose = MtpPropose(network, bucket, depth, self.inputs, buffers)
-        self._results = Download(self._propose.results)
-        self._first = recorder.record(self._launch_first)
+        self.propose = MtpPropose(network, bucket, depth, self.inputs, buffers)
+        self.results = Download(self.propose.results)
+        self.first = recorder.record(self._launch_first)
         if depth > 1:  # recording runs it once, which makes the second draft
-            self._next = recorder.record(self._propose.next)
-        self._requests: Sequence[DraftRequest] = ()
-        self._made = self._read = 0  # drafts, and how many of them the host has
+            self.next = recorder.record(self.propose.next)
+
+    def _launch_first(self) -> None:
+        self.find_pages()
+        self.propose.first()
+
+
+class _MtpPasses:
+    """Drafts of some requests as a program makes them. The program outlives the requests and must not hold them."""
+
+    def __init__(self, program: _MtpProgram, requests: Sequence[DraftRequest], depths: Sequence[int]) -> None:
+        self._program, self._requests = program, requests
+        self._made, self._read = 1, 0  # drafts, and how many of them the host has
         self._tokens: list[list[int]] = []
         self._sure: list[list[float]] = []
-
-    def begin(self, requests: Sequence[DraftRequest], depths: Sequence[int]) -> None:
-        self._requests, self._made, self._read = requests, 1, 0
         # the head stands at the token before the newest, where it has seen the newest
-        self.fill([([], r.slot, r.length - 2, 1, depth) for r, depth in zip(requests, depths, strict=True)])
-        self._first()
+        program.fill([([], r.slot, r.length - 2, 1, depth) for r, depth in zip(requests, depths, strict=True)])
+        program.first()
         self._redraw()
 
     def next(self, depths: Sequence[int]) -> None:
         if any(request.sampling.penalizes or request.sampling.min_tokens for request in self._requests):
             self._fetch()
-        self._next()
+        self._program.next()
         self._made += 1
         self._redraw()
 
@@ -122,18 +127,15 @@ class _MtpProgram(_Program):
     def _fetch(self) -> None:
         if self._read == self._made:
             return
-        host, self._read = self._results.read(), self._made
+        host, self._read = self._program.results.read(), self._made
         self._tokens, self._sure = host[0].t().tolist(), host[1].view(torch.float32).t().tolist()
-
-    def _launch_first(self) -> None:
-        self.find_pages()
-        self._propose.first()
 
     def _redraw(self) -> None:
         """The last draft anew for requests that do not take the largest logit."""
         special = [b for b, request in enumerate(self._requests) if not is_plain(request.sampling)]
         if special:
-            own, place = self._propose.buffers, self._made - 1
+            propose, place = self._program.propose, self._made - 1
+            own = propose.buffers
             assert own.best.logits is not None
             at = torch.tensor(special, device=own.tokens.device)
             # only settings that look at drafts need to know them; for others it is enough how many there are
@@ -141,8 +143,8 @@ class _MtpProgram(_Program):
             rows = [draft_row(self._requests[b], drafts) for b, drafts in zip(special, before, strict=True)]
             tokens, sure = _drawn(own.best.logits[at], rows)
             own.tokens[at] = tokens
-            self._propose.tokens[place, at] = tokens
-            self._propose.sure[place, at] = sure
+            propose.tokens[place, at] = tokens
+            propose.sure[place, at] = sure
 
 
 class GpuDFlash:

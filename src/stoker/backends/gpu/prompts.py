@@ -19,7 +19,7 @@ from stoker.backends.gpu.weights import StepWeights
 from stoker.engine.backend import Choices
 from stoker.engine.config import EngineConfig
 from stoker.engine.step import Chunk
-from stoker.sampling.sampler import choose
+from stoker.sampling.sampler import Row, choose
 from stoker.weights.model_config import ModelConfig
 
 
@@ -36,8 +36,9 @@ class Prompts:
     ) -> None:
         device, chunk = tables.device, engine.prefill_budget
         self._cache, self._tables = cache, tables
-        self._chunk: Chunk  # the last one, and how much of its prompt was computed before
-        self._start = 0
+        # of the last chunk: its slot, tokens computed before it and in it, and tokens of the whole prompt
+        self._slot = self._start = self._count = self._prompt = 0
+        self._first: Row | None = None  # how the token after it is chosen, until that is done
         self._prefill = Prefill(config, weights, cache.tensors, chunk, network.taps if network else ())
         self._token = Download(self._prefill.token)
         # the ids of a chunk, then those that follow each
@@ -58,7 +59,8 @@ class Prompts:
         """A chunk of a prompt."""
         request, count = chunk.request, len(chunk.tokens)
         start, slot = request.computed, request.slot
-        self._chunk, self._start = chunk, start
+        self._slot, self._start, self._count, self._prompt = slot, start, count, len(request.prompt)
+        self._first = chunk.first
         self._table.copy_(self._tables[slot])
         self._prefill.forward(
             self._sent(0, chunk.tokens), self._table, slot=slot, cached=start,
@@ -72,28 +74,29 @@ class Prompts:
 
     def first_token(self) -> Choices:
         """What follows the last chunk, which ended its prompt."""
-        row, logits = self._chunk.first, self._prefill.logits
+        row, logits = self._first, self._prefill.logits
         assert row is not None
+        self._first = None
         special = row.allowed is not None or not is_plain(row.sampling)
         token = int(choose(logits, [row])[0]) if special else int(self._token.read()[0])
         return Choices([token], logits, [0])
 
     def show(self, following: Sequence[int]) -> None:
         """To the drafting network: the rows of the last chunk, and for an MTP head the tokens that follow."""
-        request, start, count = self._chunk.request, self._start, len(self._chunk.tokens)
+        slot, start, count = self._slot, self._start, self._count
         if self._mtp is not None:
             assert isinstance(self._mtp.pages, KVPages)
-            more = start + count < len(request.prompt)  # only the last token's output is drafted from
+            more = start + count < self._prompt  # only the last token's output is drafted from
             after = self._sent(1, following)
             self._prefill.draft(after, self._table, self._mtp.pages, cached=start, keys_only=more)
             if not more:
-                self._mtp.last[request.slot].copy_(self._prefill.buffers.drafted[count - 1])
+                self._mtp.last[slot].copy_(self._prefill.buffers.drafted[count - 1])
         if self._context is not None:
             width = min(self._inputs.tables.shape[1], len(self._table))
             self._inputs.tables[0, :width].copy_(self._table[:width])
             for done in range(0, count, self._bucket.rows):
                 rows = min(self._bucket.rows, count - done)
-                fill_numbers(self._piece, self._bucket, [([], request.slot, start + done, rows, 0)])
+                fill_numbers(self._piece, self._bucket, [([], slot, start + done, rows, 0)])
                 self._rows[:rows].copy_(self._prefill.features[done : done + rows])
                 self._context.run()
 
