@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.gpu import reference
+from stoker.backends.gpu import build, reference
 from stoker.backends.gpu.build import gpu_backend
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
@@ -53,3 +53,17 @@ def test_what_the_gpu_does_not_do_is_refused_with_a_way_out(tmp_path: Path) -> N
         gpu_backend(sparse, CONFIG, DraftChoice.parse("mtp:2"), tmp_path)
     with pytest.raises(RequestError, match="the GPU stores them as bf16 or fp8"):
         gpu_backend(sparse, EngineConfig(kv_dtype="fp32"), DraftChoice.parse("none"), tmp_path)
+
+
+def test_what_the_references_do_not_do_is_refused_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "REFERENCES_ONLY", True)
+    none = DraftChoice.parse("none")
+    with torch.device("meta"):
+        hybrid = Decoder(model().config, mtp=False)
+        attention = Decoder(ModelConfig.from_dict(small_config("qwen3_moe"), where="test"), mtp=False)
+    with pytest.raises(RequestError, match=r"as bf16, not fp8\. Leave STOKER_OPS out, or store them as bf16\."):
+        gpu_backend(hybrid, EngineConfig(kv_dtype="fp8"), none, tmp_path)
+    with pytest.raises(ConfigError, match=r"this model's 4 layers none is one\. Leave STOKER_OPS out"):
+        gpu_backend(attention, CONFIG, none, tmp_path)

@@ -80,6 +80,16 @@ def _check(config: ModelConfig, engine: EngineConfig, draft: DraftChoice) -> Non
         )
     if engine.kv_dtype == "fp32":
         raise RequestError("keys and values are to be stored as fp32; the GPU stores them as bf16 or fp8.")
+    if REFERENCES_ONLY and engine.kv_dtype == "fp8":
+        raise RequestError(
+            "STOKER_OPS=reference replaces the GPU's kernels by references, which store keys and values as bf16, not "
+            "fp8. Leave STOKER_OPS out, or store them as bf16."
+        )
+    if REFERENCES_ONLY and config.delta is None:
+        raise ConfigError(
+            "STOKER_OPS=reference replaces the GPU's kernels by references, which need DeltaNet layers; of this "
+            f"model's {len(config.layer_types)} layers none is one. Leave STOKER_OPS out, or run it with --device cpu."
+        )
     for name in ("vocab", "head"):
         if getattr(draft, name) is not None:
             raise RequestError(
