@@ -33,6 +33,7 @@ class CpuBackend:
         self._device = weight.device
         self.cache = Cache.of_engine(model.config, engine, weight.dtype, weight.device)
         self.snapshots = self.cache.snapshots(engine.snapshots)
+        self.cache_bytes = tensor_bytes(self.cache.layers) + tensor_bytes(self.snapshots)
         width = engine.table_width(model.config.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=weight.device)
         self._asked = 0  # times that distinct experts were asked for
@@ -40,10 +41,6 @@ class CpuBackend:
     @property
     def step_bytes(self) -> StepBytes:
         return step_bytes(self._decoder)
-
-    @property
-    def cache_bytes(self) -> int:
-        return tensor_bytes(self.cache.layers) + tensor_bytes(self.snapshots)
 
     # -- computing
 

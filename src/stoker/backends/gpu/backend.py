@@ -119,6 +119,7 @@ class GpuBackend:
         )
         self.cache = SlotCache(tensors, weights, engine.slots)
         self.snapshots = self.cache.snapshots(engine.snapshots)
+        self.cache_bytes = tensor_bytes(self.cache.layers) + tensor_bytes(self.snapshots)
         width = engine.table_width(model.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=device)
         self._counted = (0, 0.0)  # of the last step: tokens, and experts a layer read
@@ -162,10 +163,6 @@ class GpuBackend:
             for each, own in zip(programs, passes, strict=True):
                 each.follow(network, own)
         return programs
-
-    @property
-    def cache_bytes(self) -> int:
-        return tensor_bytes(self.cache.layers) + tensor_bytes(self.snapshots)
 
     # -- computing
 
