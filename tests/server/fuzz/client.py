@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from tests.server.fuzz.cases import Case, case
 from tests.server.fuzz.requests import GETS, POSTS
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0  # an answer as long as the context takes over a minute beside others
 BUSY = ("busy", "queue_full")  # codes of a 503 or 429 that asks a client to come back; any other is a fault
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a connection that is closed is reset
 LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")

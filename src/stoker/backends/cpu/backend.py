@@ -36,6 +36,7 @@ class CpuBackend:
         self.cache_bytes = tensor_bytes(self.cache.layers) + tensor_bytes(self.snapshots)
         width = engine.table_width(model.config.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=weight.device)
+        self._chunks: Sequence[Chunk] = ()  # of the last prefill
         self._asked = 0  # times that distinct experts were asked for
 
     @property
@@ -83,6 +84,7 @@ class CpuBackend:
         return Choices(choose(logits, rows).tolist(), logits, firsts)
 
     def observe(self, following: Sequence[Sequence[int]]) -> None:
+        self._chunks = ()  # requests that have ended are not kept alive
         if self.network is None or not any(following):
             return
         kept = [len(tokens) for tokens in following]
