@@ -29,7 +29,7 @@ endif
 demo: $(INSTALLED)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
-test: $(READY) lint  ## what CI runs; ten minutes on two cores
+test: $(READY) lint  ## what CI runs; a quarter of an hour on two cores
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Tests of the server run one at a time: what they allow it to keep others waiting is short.
