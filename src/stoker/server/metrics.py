@@ -156,6 +156,8 @@ def engine_gauges(stats: "EngineStats") -> Iterator[tuple[str, str, float]]:
     yield "stoker:cache_bytes", "Bytes of KV pages, states and checkpoints, used or not.", stats.cache_bytes
     yield "stoker:preemptions", "Requests put back for want of pages since the engine started.", stats.preemptions
     steps = stats.totals.steps
+    computed = stats.totals.prefill_tokens + steps
+    yield "stoker:tokens_computed", "Prompt tokens and steps of the engine: stands still only when it does.", computed
     yield "stoker:step_seconds_mean", "Mean time of a decode step since start.", stats.totals.step_s / max(1, steps)
     controller = stats.depth_controller
     if controller and controller.get("distinct_experts"):
