@@ -2,7 +2,7 @@
 
     python benchmarks/cpu/build_memory.py [--directory DIR] [--layers 4] [--memory 1GiB] [--json FILE]
 
-Each recipe runs in a process of its own, which reports VmHWM: the most memory it ever had resident, the Python
+Each build runs in a process of its own, which reports VmHWM: the most memory it ever had resident, the Python
 runtime and torch included. The values are random; names, shapes and dtypes are those of a Qwen3.5 MoE release.
 """
 
@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import save_file
 from tests.support.random_checkpoint import small_config
 
-from stoker.checkpoint.build import Recipe, build
-from stoker.checkpoint.build.recipe import parse_bytes, show_bytes
+from stoker.checkpoint.build import BuildOptions, build
+from stoker.checkpoint.build.options import parse_bytes, show_bytes
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.names import model_parameters, single_experts
 
 LIMIT = 1_500_000_000  # bytes resident, whatever the checkpoint's size
-RECIPES = {  # in this order: the third exports what the first made
+BUILDS = {  # in this order: the third exports what the first made
     "quantise to hybrid": {"base": "bf16", "quantize": "hybrid"},
     "copy, INT8 head": {"base": "bf16", "lm_head": "int8"},
     "export to bf16": {"base": "0", "to": "bf16"},
@@ -39,11 +39,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # recipe, --out, --memory: what a process does
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # options, --out, --memory: what a process does
     arguments = parser.parse_args()
     if arguments.one:
-        recipe, out, memory = arguments.one
-        print(json.dumps(_one(Recipe(**json.loads(recipe)), Path(out), int(memory))))
+        options, out, memory = arguments.one
+        print(json.dumps(_one(BuildOptions(**json.loads(options)), Path(out), int(memory))))
         return
     with tempfile.TemporaryDirectory(prefix="stoker-build-", dir=arguments.directory) as folder:
         result = _measure(Path(folder), arguments.layers, parse_bytes(arguments.memory, "--memory"))
@@ -57,7 +57,7 @@ def _measure(folder: Path, layers: int, memory: int) -> dict[str, Any]:
     size, largest = _write_base(folder / "bf16", layers)
     print(f"limit {show_bytes(LIMIT)}; checkpoint {show_bytes(size)}, largest tensor {show_bytes(largest)}", flush=True)
     rows = []
-    for number, (name, options) in enumerate(RECIPES.items()):
+    for number, (name, options) in enumerate(BUILDS.items()):
         recipe = options | {"base": str(folder / options["base"])}
         command = [sys.executable, __file__, "--one", json.dumps(recipe), str(folder / str(number)), str(memory)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -79,10 +79,10 @@ def _measure(folder: Path, layers: int, memory: int) -> dict[str, Any]:
     }
 
 
-def _one(recipe: Recipe, out: Path, memory: int) -> dict[str, Any]:
+def _one(options: BuildOptions, out: Path, memory: int) -> dict[str, Any]:
     before = _resident("VmRSS")
     started = time.perf_counter()
-    report = build(recipe, out, memory=memory)
+    report = build(options, out, memory=memory)
     return {
         "runtime_bytes": before,  # Python, torch and Stoker, before anything is opened
         "resident_bytes": _resident("VmHWM"),

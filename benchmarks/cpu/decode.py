@@ -185,9 +185,9 @@ def read_bandwidth(size: int) -> float:
 
 
 def export(directory: Path, out: Path) -> None:
-    from stoker.checkpoint.build import Recipe, build
+    from stoker.checkpoint.build import BuildOptions, build
 
-    build(Recipe(str(directory), to="bf16"), out)
+    build(BuildOptions(str(directory), to="bf16"), out)
 
 
 def measure(model: str, tokens: int, count: int, rounds: int, drafts: Sequence[str]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_a_hybrid_from_a_hub_with_every_tensor_accounted_for(published: Path, tm
         done = stoker(*arguments, "--out", str(out), **there)
     assert done.returncode == 0, done.stderr
     assert "--base: 12 tensors replaced: shared experts come from hf:owner/model\n" in done.stderr
-    assert "--shared-experts: 331 tensors not used: this recipe takes only shared experts (" in done.stderr
+    assert "--shared-experts: 331 tensors not used: this build takes only shared experts (" in done.stderr
     assert "98.3 kB of 2.0 MB fetched" in done.stderr
     assert "MTP: 41 of 41 MTP tensors already mapped: nothing to do\n" in done.stderr
     assert done.stdout.startswith(f"{out}: 6 files, ")

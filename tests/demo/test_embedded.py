@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """fp32 and bf16: dequantised exports for transformers."""
     root = tmp_path_factory.mktemp("exported")
     for dtype in ("fp32", "bf16"):
-        build(Recipe(str(EMBEDDED), drafter=str(EMBEDDED / "drafter"), to=dtype), root / dtype)
+        build(BuildOptions(str(EMBEDDED), drafter=str(EMBEDDED / "drafter"), to=dtype), root / dtype)
     return root
 
 

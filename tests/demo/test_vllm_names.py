@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.demo import EMBEDDED
 from stoker.weights.checkpoint import Checkpoint
 
@@ -125,7 +125,7 @@ def wanted_places(config: dict[str, int], kinds: list[str]) -> dict[Place, Shape
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exported") / "bf16"
-    build(Recipe(str(EMBEDDED), to="bf16"), out)
+    build(BuildOptions(str(EMBEDDED), to="bf16"), out)
     return out
 
 

@@ -13,7 +13,7 @@ from training.model import Model
 from training.quantize import int4_names, snap
 from training.state import fill, fill_mtp, load_weights, save_run
 
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from training import train_dflash, train_mtp, train_trunk
 
 GROUP = 32
@@ -40,10 +40,10 @@ def served(model: Model, drafter: Drafter, tmp_path_factory: pytest.TempPathFact
     root = tmp_path_factory.mktemp("served")
     export_model(model, TINY, root / "bf16")
     export_drafter(drafter, TINY, root / "bf16" / "dflash")
-    recipe = Recipe(
+    options = BuildOptions(
         str(root / "bf16"), quantize="hybrid-g32", draft_weights="int4-g32", drafter=str(root / "bf16" / "dflash")
     )
-    build(recipe, root / "served")
+    build(options, root / "served")
     return root / "served"
 
 

@@ -52,14 +52,14 @@ def build(
     byte. OUT/stoker.json records sources, rules and the sha256 of every file.
     """
     need_engine()
-    from stoker.checkpoint.build import Recipe
+    from stoker.checkpoint.build import BuildOptions
     from stoker.checkpoint.build import build as run
-    from stoker.checkpoint.build.recipe import parse_bytes, show_bytes
+    from stoker.checkpoint.build.options import parse_bytes, show_bytes
 
     shard_bytes = parse_bytes(shard_size, "--shard-size")
     base, shared_experts, mtp = (str(EMBEDDED) if at == NAME else at for at in (base, shared_experts, mtp))
     drafter = str(EMBEDDED / "drafter") if drafter == NAME else drafter
-    recipe = Recipe(base, shared_experts, lm_head, mtp, drafter, quantize, to, shard_bytes, draft_weights)
+    options = BuildOptions(base, shared_experts, lm_head, mtp, drafter, quantize, to, shard_bytes, draft_weights)
     console = error_console()
     with byte_progress(console) as bar:
         tasks: dict[str, int] = {}
@@ -70,7 +70,7 @@ def build(
             bar.update(tasks[phase], completed=done, total=total)  # type: ignore[arg-type]
 
         report = run(
-            recipe,
+            options,
             out,
             memory=parse_bytes(memory, "--memory"),
             force=force,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.load import load_drafter, load_model
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.errors import CheckpointError, StokerError
 from stoker.weights.formats.int4 import Int4
 from tests.checkpoint.build.conftest import CopyOf, Published
@@ -20,8 +20,8 @@ EXPERT = "mtp.layers.0.mlp.experts.3.down_proj"
 @pytest.mark.parametrize("base", ["bf16", "intel_int4"])
 def test_head_and_drafter_are_quantised_and_load(published: Published, out: Path, base: str) -> None:
     quantize = "hybrid-g32" if base == "bf16" else ""
-    recipe = Recipe(published(base), drafter=published("drafter"), quantize=quantize, draft_weights="int4-g32")
-    build(recipe, out)
+    options = BuildOptions(published(base), drafter=published("drafter"), quantize=quantize, draft_weights="int4-g32")
+    build(options, out)
     stored = formats(out)
     assert stored[EXPERT] == stored["mtp.layers.0.self_attn.q_proj"] == "int4-g32"
     assert stored["mtp.layers.0.mlp.shared_expert.up_proj"] == "fp8-b128"
@@ -37,7 +37,7 @@ def test_head_and_drafter_are_quantised_and_load(published: Published, out: Path
 
 
 def test_the_trunk_may_stay_in_16_bit(published: Published, out: Path) -> None:
-    build(Recipe(published("bf16"), draft_weights="int4-g32"), out)
+    build(BuildOptions(published("bf16"), draft_weights="int4-g32"), out)
     stored = formats(out)
     assert stored[EXPERT] == "int4-g32"
     assert {fmt for name, fmt in stored.items() if not name.startswith("mtp.")} <= {"bf16", "fp32"}
@@ -54,7 +54,7 @@ def test_a_gptq_config_gets_its_rules_too(copy_of: CopyOf, out: Path) -> None:
     same = {key: auto_round[key] for key in ("bits", "group_size", "sym")}
     config["quantization_config"] = {"quant_method": "gptq", "desc_act": False, "dynamic": dynamic, **same}
     (base / "config.json").write_text(json.dumps(config))
-    build(Recipe(str(base), lm_head="int8", draft_weights="int4-g32"), out)
+    build(BuildOptions(str(base), lm_head="int8", draft_weights="int4-g32"), out)
     assert formats(out)["lm_head"] == "int8-row"
     assert formats(out)[EXPERT] == "int4-g32"
     written = json.loads((out / "config.json").read_text())["quantization_config"]
@@ -64,8 +64,8 @@ def test_a_gptq_config_gets_its_rules_too(copy_of: CopyOf, out: Path) -> None:
 
 def test_an_export_dequantises_the_drafter_too(published: Published, tmp_path: Path) -> None:
     small, plain = tmp_path / "small", tmp_path / "plain"
-    build(Recipe(published("bf16"), drafter=published("drafter"), draft_weights="int4-g32"), small)
-    build(Recipe(str(small), drafter=str(small / "drafter"), to="fp32"), plain)
+    build(BuildOptions(published("bf16"), drafter=published("drafter"), draft_weights="int4-g32"), small)
+    build(BuildOptions(str(small), drafter=str(small / "drafter"), to="fp32"), plain)
     assert set(formats(plain / "drafter").values()) == {"fp32"}
     for name in ("fc", "layers.1.self_attn.o_proj"):
         exported = tensor(plain / "drafter", f"{name}.weight")
@@ -76,21 +76,21 @@ def test_an_export_dequantises_the_drafter_too(published: Published, tmp_path: P
 def test_a_matrix_that_does_not_divide_is_named_or_kept(published: Published, out: Path) -> None:
     """Experts of width 32 cannot be cut into groups of 128; half a head in INT4 is of no use."""
     with pytest.raises(CheckpointError, match=r"experts\..*cannot be int4-g128: its inputs do not divide"):
-        build(Recipe(published("bf16"), draft_weights="int4"), out)
+        build(BuildOptions(published("bf16"), draft_weights="int4"), out)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("options", "said"),
     [
         ({"draft_weights": "int3"}, "--draft-weights is 'int3', expected int4 or int4-g64 or int4-g32"),
         ({"draft_weights": "int4", "to": "bf16"}, "so --draft-weights has nothing to do"),
     ],
 )
-def test_options_that_make_no_sense(published: Published, out: Path, recipe: dict[str, str], said: str) -> None:
+def test_options_that_make_no_sense(published: Published, out: Path, options: dict[str, str], said: str) -> None:
     with pytest.raises(StokerError, match=said):
-        build(Recipe(published("bf16"), **recipe), out)  # type: ignore[arg-type]
+        build(BuildOptions(published("bf16"), **options), out)  # type: ignore[arg-type]
 
 
 def test_nothing_to_quantise_is_said(published: Published, out: Path) -> None:
     with pytest.raises(CheckpointError, match="no MTP head and no drafter is added, so there is nothing to quantise"):
-        build(Recipe(published("int4_without_mtp"), draft_weights="int4-g32"), out)
+        build(BuildOptions(published("int4_without_mtp"), draft_weights="int4-g32"), out)

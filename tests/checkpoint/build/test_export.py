@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.load import load_model
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.errors import StokerError
 from stoker.weights.checkpoint import Checkpoint
 from tests.checkpoint.build.conftest import Published
@@ -22,7 +22,7 @@ TRUNK = "model.language_model."
 def hybrid(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("hybrid") / "built"
     base, fp8, bf16 = published("intel_int4"), published("qwen_fp8"), published("bf16")
-    build(Recipe(base, shared_experts=fp8, lm_head="int8", mtp=bf16), out)
+    build(BuildOptions(base, shared_experts=fp8, lm_head="int8", mtp=bf16), out)
     return out
 
 
@@ -32,7 +32,7 @@ def test_the_hybrid_loads_in_transformers_with_equal_tensors(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    build(Recipe(str(hybrid), to=to), out)
+    build(BuildOptions(str(hybrid), to=to), out)
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     model, info = AutoModelForCausalLM.from_pretrained(out, dtype="auto", output_loading_info=True)
     assert {key: names for key, names in info.items() if names} == {}  # mtp.* is ignored by design
@@ -54,7 +54,7 @@ def test_the_hybrid_loads_in_transformers_with_equal_tensors(
 
 
 def test_every_value_of_an_export_is_that_of_dequantize(hybrid: Path, out: Path) -> None:
-    build(Recipe(str(hybrid), to="fp32"), out)
+    build(BuildOptions(str(hybrid), to="fp32"), out)
     stored, exported = Checkpoint.open(hybrid), Checkpoint.open(out)
     assert set(formats(out).values()) == {"fp32"}
     for module in stored.formats.layers:
@@ -72,7 +72,7 @@ def test_every_value_of_an_export_is_that_of_dequantize(hybrid: Path, out: Path)
 
 @pytest.mark.parametrize("base", ["nvfp4_modelopt", "nvfp4_compressed_tensors", "qwen_fp8", "intel_int4"])
 def test_every_published_format_is_exported(published: Published, out: Path, base: str) -> None:
-    build(Recipe(published(base), to="bf16"), out)
+    build(BuildOptions(published(base), to="bf16"), out)
     assert set(formats(out).values()) <= {"bf16", "fp32"}
     module = f"{TRUNK}layers.2.mlp.experts.4.down_proj"
     expected = weight(published(base), module).dequantize(torch.bfloat16)
@@ -81,7 +81,7 @@ def test_every_published_format_is_exported(published: Published, out: Path, bas
 
 
 def test_fp32_tensors_of_the_published_bf16_layout_stay_fp32(published: Published, out: Path) -> None:
-    build(Recipe(published("qwen_fp8"), to="bf16"), out)
+    build(BuildOptions(published("qwen_fp8"), to="bf16"), out)
     stored = formats(out)
     assert stored[f"{TRUNK}layers.0.linear_attn.A_log"] == stored[f"{TRUNK}layers.0.linear_attn.norm"] == "fp32"
     assert stored[f"{TRUNK}layers.0.linear_attn.dt_bias"] == "bf16"
@@ -105,7 +105,7 @@ def test_a_qwen3_moe_keeps_its_experts_one_by_one(checkpoints: dict[str, Path], 
     from transformers import AutoModelForCausalLM
 
     base = checkpoints["qwen3_moe"]  # fused here, which no release is
-    build(Recipe(str(base), to="fp32"), out)
+    build(BuildOptions(str(base), to="fp32"), out)
     assert "model.layers.0.mlp.experts.7.up_proj.weight" in Checkpoint.open(out).tensors
     model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert {key: names for key, names in info.items() if names} == {}
@@ -118,4 +118,4 @@ def test_a_qwen3_moe_keeps_its_experts_one_by_one(checkpoints: dict[str, Path], 
 )
 def test_an_export_does_not_quantise(published: Published, out: Path, options: dict[str, str]) -> None:
     with pytest.raises(StokerError, match=r"--to bf16 turns every weight back into bf16, so --.* has nothing to do"):
-        build(replace(Recipe(published("bf16"), to="bf16"), **options), out)  # type: ignore[arg-type]
+        build(replace(BuildOptions(published("bf16"), to="bf16"), **options), out)  # type: ignore[arg-type]

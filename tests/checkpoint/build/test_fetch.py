@@ -1,4 +1,4 @@
-"""`hf:REPO`: only the tensors a recipe takes, by range, resumed after a cut or a kill, the same as from a directory."""
+"""`hf:REPO`: only the tensors that a build takes, by range, resumed after a cut or a kill, as from a directory."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.build.fetch import MakeHub
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.hub import Hub, HubError
@@ -52,8 +52,10 @@ def test_fetched_shared_experts_are_those_of_the_directory(
     published: Published, tmp_path: Path, stand_in: StandInHub
 ) -> None:
     base, said = published("intel_int4"), list[str]()
-    local = build(Recipe(base, shared_experts=published("qwen_fp8")), tmp_path / "local")
-    fetched = build(Recipe(base, shared_experts=HF), tmp_path / "fetched", say=said.append, make_hub=reach(stand_in))
+    local = build(BuildOptions(base, shared_experts=published("qwen_fp8")), tmp_path / "local")
+    fetched = build(
+        BuildOptions(base, shared_experts=HF), tmp_path / "fetched", say=said.append, make_hub=reach(stand_in)
+    )
     assert weights_of(tmp_path / "fetched") == weights_of(tmp_path / "local")
     assert fetched.rules["--shared-experts"] == local.rules["--shared-experts"]  # all tensors are accounted for
     assert any(f"{HF} at {COMMIT}: " in line and line.endswith(" fetched") for line in said)
@@ -70,7 +72,7 @@ def test_an_mtp_head_the_index_leaves_out_is_found_in_the_headers(
     published: Published, out: Path, copy_of: CopyOf
 ) -> None:
     with StandInHub(copy_of("int4_index_without_mtp")).running() as hub:
-        build(Recipe(published("int4_without_mtp"), mtp=f"{HF}@main"), out, make_hub=reach(hub))
+        build(BuildOptions(published("int4_without_mtp"), mtp=f"{HF}@main"), out, make_hub=reach(hub))
         asked = {path.rsplit("/", 1)[1] for path, asked, _ in hub.requests if asked}
     assert asked == {situations.EXTRA}  # no header of the trunk's files, let alone their data
     name = "mtp.layers.0.self_attn.q_proj.weight"
@@ -79,7 +81,7 @@ def test_an_mtp_head_the_index_leaves_out_is_found_in_the_headers(
 
 def test_cuts_and_busy_answers_are_got_over(published: Published, tmp_path: Path, stand_in: StandInHub) -> None:
     base = published("intel_int4")
-    build(Recipe(base, shared_experts=published("qwen_fp8")), tmp_path / "local")
+    build(BuildOptions(base, shared_experts=published("qwen_fp8")), tmp_path / "local")
     stand_in.faults += [
         Fault(INDEX, status=500),
         Fault("00001-of", status=429, headers={"Retry-After": "1"}),
@@ -88,7 +90,7 @@ def test_cuts_and_busy_answers_are_got_over(published: Published, tmp_path: Path
         Fault("00001-of", keep=20_000),
         Fault("00002-of", keep=7),
     ]
-    build(Recipe(base, shared_experts=HF), tmp_path / "fetched", make_hub=reach(stand_in))
+    build(BuildOptions(base, shared_experts=HF), tmp_path / "fetched", make_hub=reach(stand_in))
     assert not stand_in.faults
     assert weights_of(tmp_path / "fetched") == weights_of(tmp_path / "local")
 
@@ -97,12 +99,12 @@ def test_an_interrupted_fetch_goes_on_at_the_same_commit(
     published: Published, tmp_path: Path, stand_in: StandInHub
 ) -> None:
     base, out = published("intel_int4"), tmp_path / "fetched"
-    build(Recipe(base, shared_experts=published("qwen_fp8")), tmp_path / "local")
+    build(BuildOptions(base, shared_experts=published("qwen_fp8")), tmp_path / "local")
     # The second file breaks off in the middle of its data and the server is gone for good.
     stand_in.faults += [Fault("00002-of", keep=None)] * 3
     stand_in.faults += [Fault("00002-of", keep=5_000), *[Fault("00002-of", status=503)] * 6]
     with pytest.raises(HubError, match="status 503, 6 times in a row"):
-        build(Recipe(base, shared_experts=HF), out, make_hub=reach(stand_in))
+        build(BuildOptions(base, shared_experts=HF), out, make_hub=reach(stand_in))
     assert not out.exists()
     stand_in.requests.clear()
     pinned: list[str] = []
@@ -111,7 +113,7 @@ def test_an_interrupted_fetch_goes_on_at_the_same_commit(
         pinned.append(revision)
         return reach(stand_in)(repository, revision)
 
-    build(Recipe(base, shared_experts=HF), out, make_hub=make)
+    build(BuildOptions(base, shared_experts=HF), out, make_hub=make)
     assert pinned == [COMMIT]  # not wherever main may stand by now
     again = [asked for path, asked, _ in stand_in.requests if "00001-of" in path]
     assert len(again) == 3  # size, length of the header, header: its data is here
@@ -123,11 +125,11 @@ def test_a_file_that_changed_on_the_hub_meanwhile_is_refused(
 ) -> None:
     stand_in.faults += [Fault("00002-of")] * 3 + [Fault("00002-of", keep=5_000)] + [Fault("00002-of", status=503)] * 6
     with pytest.raises(HubError, match="503"):
-        build(Recipe(published("intel_int4"), shared_experts=HF), out, make_hub=reach(stand_in))
+        build(BuildOptions(published("intel_int4"), shared_experts=HF), out, make_hub=reach(stand_in))
     second = next(stand_in.directory.glob("*00002-of*"))
     situations.rewrite(second, lambda tensors: tensors.update({"mtp.more.weight": torch.ones(4)}))
     with pytest.raises(HubError, match=r"changed on the hub since a part of it was fetched"):
-        build(Recipe(published("intel_int4"), shared_experts=HF), out, make_hub=reach(stand_in))
+        build(BuildOptions(published("intel_int4"), shared_experts=HF), out, make_hub=reach(stand_in))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_remote_headers_that_do_not_add_up_are_refused(
         {"cut": data[: start + 999], "text": b"<html>not here</html>", "garbled": data[:8] + b"?" + data[9:]}[damage]
     )
     with pytest.raises(HubError, match=message):
-        build(Recipe(published("intel_int4"), shared_experts=HF), out, make_hub=reach(stand_in))
+        build(BuildOptions(published("intel_int4"), shared_experts=HF), out, make_hub=reach(stand_in))
 
 
 def test_a_repository_without_what_is_wanted_is_named(published: Published, out: Path, copy_of: CopyOf) -> None:
@@ -156,12 +158,12 @@ def test_a_repository_without_what_is_wanted_is_named(published: Published, out:
         StandInHub(copy_of("int4_without_mtp")).running() as hub,
         pytest.raises(HubError, match=r"--mtp hf:owner/model: the repository has none of the tensors"),
     ):
-        build(Recipe(published("intel_int4"), mtp=HF), out, make_hub=reach(hub))
+        build(BuildOptions(published("intel_int4"), mtp=HF), out, make_hub=reach(hub))
 
 
 def test_a_drafter_is_fetched_whole(published: Published, out: Path, copy_of: CopyOf) -> None:
     with StandInHub(copy_of("drafter")).running() as hub:
-        build(Recipe(published("intel_int4"), drafter=HF), out, make_hub=reach(hub))
+        build(BuildOptions(published("intel_int4"), drafter=HF), out, make_hub=reach(hub))
     name = "layers.1.mlp.up_proj.weight"
     assert torch.equal(tensor(out / "drafter", name), tensor(published("drafter"), name))
     assert (out / "drafter" / "config.json").exists()

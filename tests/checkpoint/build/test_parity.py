@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.inspect.report import inspect
 from stoker.sampling.settings import Sampling
 from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
@@ -28,10 +28,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("built")
     situations.int4_index_without_mtp(root / "int4", vision=False)
     situations.qwen_fp8(root / "fp8", vision=False)
-    hybrid = Recipe(str(root / "int4"), shared_experts=str(root / "fp8"), lm_head="int8")
+    hybrid = BuildOptions(str(root / "int4"), shared_experts=str(root / "fp8"), lm_head="int8")
     build(hybrid, root / "hybrid")
     for dtype in ("fp32", "bf16"):
-        build(Recipe(str(root / "hybrid"), to=dtype), root / dtype)
+        build(BuildOptions(str(root / "hybrid"), to=dtype), root / dtype)
     return root
 
 

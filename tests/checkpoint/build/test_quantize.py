@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.load import load_model
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.errors import CheckpointError, StokerError
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
@@ -20,7 +20,7 @@ LAYER = "model.language_model.layers.0"
 
 
 def test_hybrid_is_int4_with_fp8_shared_experts_and_an_int8_head(published: Published, out: Path) -> None:
-    build(Recipe(published("bf16"), quantize="hybrid-g32"), out)
+    build(BuildOptions(published("bf16"), quantize="hybrid-g32"), out)
     stored = formats(out)
     expected = {
         "int4-g32": [
@@ -43,7 +43,7 @@ def test_hybrid_is_int4_with_fp8_shared_experts_and_an_int8_head(published: Publ
 
 def test_fused_experts_are_cut_and_quantised_as_their_formats_do(published: Published, out: Path) -> None:
     base = published("bf16")
-    build(Recipe(base, quantize="hybrid-g32"), out)
+    build(BuildOptions(base, quantize="hybrid-g32"), out)
     fused = tensor(base, f"{LAYER}.mlp.experts.gate_up_proj")  # [E, 2I, H], gate rows first
     half = fused.shape[1] // 2
     for part, rows in (("gate_proj", fused[5, :half]), ("up_proj", fused[5, half:])):
@@ -79,7 +79,7 @@ def test_memory_is_no_part_of_the_result(published: Published, tmp_path: Path) -
 
 
 def test_int4_alone_leaves_shared_experts_and_head_in_16_bit(published: Published, out: Path) -> None:
-    build(Recipe(published("bf16"), quantize="int4-g32"), out)
+    build(BuildOptions(published("bf16"), quantize="int4-g32"), out)
     stored = formats(out)
     assert stored[f"{LAYER}.mlp.shared_expert.up_proj"] == stored["lm_head"] == "bf16"
     config = json.loads((out / "config.json").read_text())["quantization_config"]
@@ -90,8 +90,8 @@ def test_int4_alone_leaves_shared_experts_and_head_in_16_bit(published: Publishe
 
 def test_options_for_one_group_add_up_to_hybrid(published: Published, tmp_path: Path) -> None:
     base = published("bf16")
-    build(Recipe(base, quantize="hybrid-g32"), tmp_path / "a")
-    build(Recipe(base, quantize="int4-g32", shared_experts="fp8", lm_head="int8"), tmp_path / "b")
+    build(BuildOptions(base, quantize="hybrid-g32"), tmp_path / "a")
+    build(BuildOptions(base, quantize="int4-g32", shared_experts="fp8", lm_head="int8"), tmp_path / "b")
     one, other = bytes_of(tmp_path / "a"), bytes_of(tmp_path / "b")
     assert {k: v for k, v in one.items() if k != "stoker.json"} == {
         k: v for k, v in other.items() if k != "stoker.json"
@@ -99,7 +99,7 @@ def test_options_for_one_group_add_up_to_hybrid(published: Published, tmp_path: 
 
 
 def test_fp8_is_described_as_qwen_describes_it(published: Published, out: Path) -> None:
-    build(Recipe(published("bf16"), quantize="fp8"), out)
+    build(BuildOptions(published("bf16"), quantize="fp8"), out)
     assert formats(out)[f"{LAYER}.mlp.experts.2.down_proj"] == "fp8-b128"
     config = json.loads((out / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "fp8"
@@ -107,7 +107,7 @@ def test_fp8_is_described_as_qwen_describes_it(published: Published, out: Path) 
 
 
 def test_shared_experts_and_head_of_a_bf16_base_alone(published: Published, out: Path) -> None:
-    build(Recipe(published("bf16"), shared_experts="fp8", lm_head="int8"), out)
+    build(BuildOptions(published("bf16"), shared_experts="fp8", lm_head="int8"), out)
     stored = formats(out)
     assert stored[f"{LAYER}.mlp.shared_expert.up_proj"] == "fp8-b128"
     assert stored[f"{LAYER}.mlp.experts.gate_up_proj"] == "bf16"  # still fused
@@ -116,12 +116,12 @@ def test_shared_experts_and_head_of_a_bf16_base_alone(published: Published, out:
 
 def test_a_quantised_base_is_not_quantised_again(published: Published, out: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is stored in int4-g32, and --quantize hybrid starts from 16-bit"):
-        build(Recipe(published("intel_int4"), quantize="hybrid"), out)
+        build(BuildOptions(published("intel_int4"), quantize="hybrid"), out)
 
 
 def test_experts_that_do_not_divide_into_groups_are_refused(published: Published, out: Path) -> None:
     with pytest.raises(CheckpointError, match=r"down_proj.weight \[128, 64\] cannot be int4-g128: its inputs do not"):
-        build(Recipe(published("bf16"), quantize="int4"), out)
+        build(BuildOptions(published("bf16"), quantize="int4"), out)
 
 
 def test_a_projection_that_does_not_fit_stays_in_16_bit_under_a_rule(tmp_path: Path, out: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_projection_that_does_not_fit_stays_in_16_bit_under_a_rule(tmp_path: P
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
     config = situations.config_of(False, head_dim=36, rope_parameters=rope)  # o_proj reads 4 * 36 inputs
     write_random_checkpoint(tmp_path / "base", config)
-    lines = build(Recipe(str(tmp_path / "base"), quantize="int4-g32"), out).rules["--base"]
+    lines = build(BuildOptions(str(tmp_path / "base"), quantize="int4-g32"), out).rules["--base"]
     assert "1 tensor kept in 16 bit: not int4-g32, its inputs do not divide into groups of 32" in lines
     assert formats(out)["model.layers.3.self_attn.o_proj"] == "bf16"
 
@@ -140,8 +140,8 @@ def test_a_tied_head_cannot_be_quantised(tmp_path: Path, out: Path) -> None:
 
     write_random_checkpoint(tmp_path / "base", situations.config_of(False, tie_word_embeddings=True))
     with pytest.raises(CheckpointError, match=r"ties the head to the embedding .* leave --lm-head out"):
-        build(Recipe(str(tmp_path / "base"), lm_head="int8"), out)
-    build(Recipe(str(tmp_path / "base"), quantize="hybrid-g32"), out)
+        build(BuildOptions(str(tmp_path / "base"), lm_head="int8"), out)
+    build(BuildOptions(str(tmp_path / "base"), quantize="hybrid-g32"), out)
     assert "lm_head" not in formats(out)
 
 
@@ -156,4 +156,4 @@ def test_a_tied_head_cannot_be_quantised(tmp_path: Path, out: Path) -> None:
 )
 def test_options_are_checked_before_files(out: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(StokerError, match=message):
-        build(replace(Recipe("/nowhere"), **options), out)  # type: ignore[arg-type]
+        build(replace(BuildOptions("/nowhere"), **options), out)  # type: ignore[arg-type]

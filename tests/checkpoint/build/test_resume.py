@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.load import load_model
-from stoker.checkpoint.build import Recipe, build
+from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.build.shards import Advance, Shard, write_shard
 from stoker.checkpoint.build.workspace import Workspace, WorkspaceError
 from stoker.errors import StokerError
@@ -23,9 +23,9 @@ from tests.checkpoint.build.result import bytes_of
 SHARD = 160 << 10
 
 
-def run(recipe: Recipe, out: Path) -> None:
+def run(options: BuildOptions, out: Path) -> None:
     torch.set_num_threads(1)
-    build(recipe, out)
+    build(options, out)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def _written(partial: Path) -> int:
 
 def test_kill_9_at_ten_random_moments(published: Published, tmp_path: Path, processes: ForkServerContext) -> None:
     fp8, drafter = published("qwen_fp8"), published("drafter")
-    recipe = Recipe(published("intel_int4"), fp8, lm_head="int8", drafter=drafter, shard_bytes=SHARD)
-    build(recipe, tmp_path / "uninterrupted")
+    options = BuildOptions(published("intel_int4"), fp8, lm_head="int8", drafter=drafter, shard_bytes=SHARD)
+    build(options, tmp_path / "uninterrupted")
     expected = bytes_of(tmp_path / "uninterrupted")
     assert len(expected) > 15
     size = sum(path.stat().st_size for path in (tmp_path / "uninterrupted").rglob("*") if path.is_file())
@@ -59,7 +59,7 @@ def test_kill_9_at_ten_random_moments(published: Published, tmp_path: Path, proc
     for moment in range(10):
         out = tmp_path / f"killed-{moment}"
         partial = out.with_name(f"{out.name}.partial")
-        process = processes.Process(target=run, args=(recipe, out))
+        process = processes.Process(target=run, args=(options, out))
         process.start()
         threshold = chance.random() * size
         while process.is_alive() and not out.exists() and _written(partial) < threshold:
@@ -78,7 +78,7 @@ def test_kill_9_at_ten_random_moments(published: Published, tmp_path: Path, proc
                 with pytest.raises(StokerError):
                     load_model(directory)
         if partial.exists():
-            build(recipe, out)
+            build(options, out)
         assert bytes_of(out) == expected
         assert not partial.exists()
     assert killed >= 5
@@ -87,7 +87,7 @@ def test_kill_9_at_ten_random_moments(published: Published, tmp_path: Path, proc
 def test_files_that_are_done_are_not_written_again(
     published: Published, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(published("intel_int4"), shard_bytes=SHARD)
+    options = BuildOptions(published("intel_int4"), shard_bytes=SHARD)
     written: list[str] = []
     broken = [True]
 
@@ -99,61 +99,61 @@ def test_files_that_are_done_are_not_written_again(
 
     monkeypatch.setattr("stoker.checkpoint.build.run.write_shard", watched)
     with pytest.raises(OSError, match="no more"):
-        build(recipe, out)
+        build(options, out)
     broken[0] = False
     said: list[str] = []
-    build(recipe, out, say=said.append)
+    build(options, out, say=said.append)
     again = set(written[:3]) & set(written[3:])
     assert len(again) <= 1  # the one whose hash was not recorded yet
     assert any(line.startswith("resuming: ") for line in said)
 
 
-def _interrupted(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _interrupted(options: BuildOptions, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("stoker.checkpoint.build.run._finish", lambda *rest: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            build(recipe, out)
+            build(options, out)
     assert out.with_name("built.partial").exists()
 
 
 def test_other_arguments_do_not_go_on_with_someone_elses_build(
     published: Published, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(published("intel_int4"), lm_head="int8")
-    _interrupted(recipe, out, monkeypatch)
+    options = BuildOptions(published("intel_int4"), lm_head="int8")
+    _interrupted(options, out, monkeypatch)
     message = r"belongs to another build: --lm-head was 'int8' there and is '' now.*--lm-head int8 --out .*Remove"
     with pytest.raises(WorkspaceError, match=message):
-        build(Recipe(published("intel_int4")), out)
-    build(recipe, out)
+        build(BuildOptions(published("intel_int4")), out)
+    build(options, out)
 
 
 def test_sources_that_changed_are_noticed(copy_of: CopyOf, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = copy_of("intel_int4")
-    recipe = Recipe(str(base))
-    _interrupted(recipe, out, monkeypatch)
+    options = BuildOptions(str(base))
+    _interrupted(options, out, monkeypatch)
     os.utime(base / "model-00001-of-00002.safetensors", ns=(1, 1))
     with pytest.raises(WorkspaceError, match=r"model-00001-of-00002.safetensors changed since this build was begun"):
-        build(recipe, out)
+        build(options, out)
 
 
 def test_another_version_does_not_mix_its_bytes_in(
     published: Published, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(published("intel_int4"))
-    _interrupted(recipe, out, monkeypatch)
+    options = BuildOptions(published("intel_int4"))
+    _interrupted(options, out, monkeypatch)
     monkeypatch.setattr("stoker.__version__", "9.9")
     with pytest.raises(WorkspaceError, match=r"was begun with stoker .* this is stoker 9\.9"):
-        build(recipe, out)
+        build(options, out)
 
 
 def test_an_existing_directory_is_never_overwritten(published: Published, out: Path) -> None:
-    recipe = Recipe(published("intel_int4"))
-    build(recipe, out)
+    options = BuildOptions(published("intel_int4"))
+    build(options, out)
     before = bytes_of(out)
     with pytest.raises(WorkspaceError, match=r"exists already; choose another --out, or replace it with --force"):
-        build(Recipe(published("intel_int4"), lm_head="int8"), out)
+        build(BuildOptions(published("intel_int4"), lm_head="int8"), out)
     assert bytes_of(out) == before
-    build(Recipe(published("intel_int4"), lm_head="int8"), out, force=True)
+    build(BuildOptions(published("intel_int4"), lm_head="int8"), out, force=True)
     assert bytes_of(out) != before
     assert {path.name for path in out.parent.iterdir()} == {"built"}
 
@@ -162,7 +162,7 @@ def test_force_replaces_nothing_that_a_build_did_not_make(published: Published, 
     out.mkdir()
     (out / "thesis.txt").write_text("irreplaceable")
     with pytest.raises(WorkspaceError, match=r"holds no stoker\.json.*--force replaces nothing else"):
-        build(Recipe(published("intel_int4")), out, force=True)
+        build(BuildOptions(published("intel_int4")), out, force=True)
     assert (out / "thesis.txt").exists()
 
 
@@ -170,7 +170,7 @@ def test_out_may_not_lie_in_a_source(copy_of: CopyOf) -> None:
     base = copy_of("intel_int4")
     for out in (base, base / "inside", base.parent):
         with pytest.raises(WorkspaceError, match="lie in one another"):
-            build(Recipe(str(base)), out, force=True)
+            build(BuildOptions(str(base)), out, force=True)
 
 
 def test_two_builds_do_not_share_a_directory(published: Published, out: Path) -> None:
@@ -178,18 +178,18 @@ def test_two_builds_do_not_share_a_directory(published: Published, out: Path) ->
         Workspace(out, force=False).locked(),
         pytest.raises(WorkspaceError, match="another stoker build is writing"),
     ):
-        build(Recipe(published("intel_int4")), out)
+        build(BuildOptions(published("intel_int4")), out)
 
 
 def test_killed_between_the_rename_and_tidying_up_it_is_finished(
     published: Published, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(published("intel_int4"))
+    options = BuildOptions(published("intel_int4"))
     with monkeypatch.context() as patch:
         patch.setattr(Workspace, "tidy", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            build(recipe, out)
-    report = build(recipe, out)
+            build(options, out)
+    report = build(options, out)
     assert report.files == json.loads((out / "stoker.json").read_text())["files"]
     assert not out.with_name("built.partial").exists()
 
@@ -199,12 +199,12 @@ def test_too_little_disk_is_said_before_writing(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(WorkspaceError, match=r"the result needs .* more in .*, where 1\.0 kB are free"):
-        build(Recipe(published("intel_int4")), out)
+        build(BuildOptions(published("intel_int4")), out)
 
 
 def test_the_manifest_tells_where_everything_is_from_and_hashes_every_file(published: Published, out: Path) -> None:
     base = published("intel_int4")
-    build(Recipe(base, lm_head="int8"), out)
+    build(BuildOptions(base, lm_head="int8"), out)
     manifest = json.loads((out / "stoker.json").read_text())
     hashes = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     assert hashes == {name: digest for name, digest in bytes_of(out).items() if name != "stoker.json"}
@@ -219,7 +219,7 @@ def test_the_manifest_tells_where_everything_is_from_and_hashes_every_file(publi
 def test_a_manifest_names_sources_as_the_user_did(copy_of: CopyOf, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = copy_of("intel_int4")
     monkeypatch.chdir(base.parent)
-    build(Recipe(base.name, lm_head="int8"), out)
+    build(BuildOptions(base.name, lm_head="int8"), out)
     text = (out / "stoker.json").read_text()
     assert json.loads(text)["sources"][0]["path"] == base.name
     assert str(base.parent) not in text

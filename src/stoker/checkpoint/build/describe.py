@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.checkpoint.build.recipe import Recipe
+from stoker.checkpoint.build.options import BuildOptions
 from stoker.checkpoint.build.units import PLAIN_DTYPES, int4_group
 from stoker.errors import CheckpointError
 from stoker.weights.formats.rules import Header, LayerFormat, formats_in, split_name
@@ -23,7 +23,11 @@ Settings = dict[str, Any]
 
 
 def result_config(
-    raw: Mapping[str, Any], quantization: Mapping[str, Any] | None, header: Header, recipe: Recipe, model: ModelConfig
+    raw: Mapping[str, Any],
+    quantization: Mapping[str, Any] | None,
+    header: Header,
+    options: BuildOptions,
+    model: ModelConfig,
 ) -> dict[str, Any]:
     """config.json of the base with the formats, the dtype and the MTP head of the result."""
     config = copy.deepcopy(dict(raw))
@@ -31,26 +35,26 @@ def result_config(
     for holder in (config, text):
         for key in HOLDERS:
             holder.pop(key, None)
-    if recipe.to:
+    if options.to:
         for holder in (config, text):
             for key in ("dtype", "torch_dtype"):
                 if key in holder:
-                    holder[key] = CONFIG_DTYPES[recipe.to]
-        text.setdefault("dtype", CONFIG_DTYPES[recipe.to])
+                    holder[key] = CONFIG_DTYPES[options.to]
+        text.setdefault("dtype", CONFIG_DTYPES[options.to])
     if model.mtp_layers and not text.get("mtp_num_hidden_layers"):
         text["mtp_num_hidden_layers"] = model.mtp_layers
-    described = describe(header, None if recipe.to else quantization, recipe.scheme.projections)
+    described = describe(header, None if options.to else quantization, options.scheme.projections)
     if described:
         config["quantization_config"] = described
     return config
 
 
-def drafter_config(raw: Mapping[str, Any], header: Header, recipe: Recipe) -> dict[str, Any]:
+def drafter_config(raw: Mapping[str, Any], header: Header, options: BuildOptions) -> dict[str, Any]:
     """config.json of a drafter with the formats and the dtype of the result."""
     config = {key: copy.deepcopy(value) for key, value in raw.items() if key not in HOLDERS}
-    if recipe.to:
-        config |= {key: CONFIG_DTYPES[recipe.to] for key in ("dtype", "torch_dtype") if key in config}
-    described = describe(header, None if recipe.to else raw.get(HOLDERS[0]), recipe.scheme.drafts)
+    if options.to:
+        config |= {key: CONFIG_DTYPES[options.to] for key in ("dtype", "torch_dtype") if key in config}
+    described = describe(header, None if options.to else raw.get(HOLDERS[0]), options.scheme.drafts)
     if described:
         config["quantization_config"] = described
     return config

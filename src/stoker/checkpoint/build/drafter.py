@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.checkpoint.build.options import BuildOptions
 from stoker.checkpoint.build.plan import COPIED
-from stoker.checkpoint.build.recipe import Recipe
 from stoker.checkpoint.build.sources import Source
 from stoker.checkpoint.build.units import PLAIN_DTYPES, Convert, Out, Unit, copies, outputs_of, unfit, whole
 from stoker.errors import CheckpointError, ConfigError
@@ -17,23 +17,25 @@ from stoker.weights.names import drafter_parameters
 FOLDER = "drafter"
 
 
-def drafter_units(source: Source, raw: dict[str, Any], trunk: ModelConfig, recipe: Recipe) -> list[Unit]:
+def drafter_units(source: Source, raw: dict[str, Any], trunk: ModelConfig, options: BuildOptions) -> list[Unit]:
     """Units for all tensors of the drafter, checked against its config.json and the trunk: copied, quantised by
     --draft-weights or dequantised by --to."""
     units: list[Unit] = []
     for name, shape in drafter_parameters(_config(raw, trunk, source.where)).items():
         for stored, layer in source.find(name, shape).items():
-            made, rule = _unit(source, stored, shape, layer, recipe)
+            made, rule = _unit(source, stored, shape, layer, options)
             units += made
             source.account_for(layer.tensors.values(), rule)
     return units
 
 
-def _unit(source: Source, name: str, shape: Shape, layer: LayerFormat, recipe: Recipe) -> tuple[Sequence[Unit], str]:
-    infos, target = source.infos(layer), recipe.scheme.drafts
-    if recipe.to and layer.format != recipe.to:
-        out = (Out(name, PLAIN_DTYPES[recipe.to], shape),)
-        return [Convert(whole(layer, infos), recipe.to, out)], f"converted from {layer.format} to {recipe.to}"
+def _unit(
+    source: Source, name: str, shape: Shape, layer: LayerFormat, options: BuildOptions
+) -> tuple[Sequence[Unit], str]:
+    infos, target = source.infos(layer), options.scheme.drafts
+    if options.to and layer.format != options.to:
+        out = (Out(name, PLAIN_DTYPES[options.to], shape),)
+        return [Convert(whole(layer, infos), options.to, out)], f"converted from {layer.format} to {options.to}"
     if not target or len(shape) < 2 or layer.format not in PLAIN_DTYPES:
         return copies(infos, layer.tensors), COPIED
     if reason := unfit(shape, target):

@@ -1,4 +1,4 @@
-"""Fetches only the tensors that a recipe takes, into a safetensors file per remote file. Resumes after a kill.
+"""Fetches only the tensors that a build takes, into a safetensors file per remote file. Resumes after a kill.
 
 The index tells which files hold them, their headers tell where; ranges that lie close together are one request.
 """
@@ -74,7 +74,7 @@ def fetch(
         if tensors:
             parts.append(_Part(file, tensors))
     if not parts:
-        raise HubError(f"{option} {where}: the repository has none of the tensors this recipe takes from it.")
+        raise HubError(f"{option} {where}: the repository has none of the tensors this build takes from it.")
     total = sum(part.nbytes for part in parts)
     done = 0
     for part in parts:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import stoker
+from stoker.checkpoint.build.options import BuildOptions
 from stoker.checkpoint.build.plan import Sources
-from stoker.checkpoint.build.recipe import Recipe
 from stoker.checkpoint.build.shards import Shard
 from stoker.weights.json_file import read_json
 
@@ -33,10 +33,10 @@ class Report:
         return cls(out, raw["rules"], raw["files"])
 
 
-def manifest(recipe: Recipe, sources: Sources, report: Report) -> dict[str, Any]:
+def manifest(options: BuildOptions, sources: Sources, report: Report) -> dict[str, Any]:
     return {
-        "command": recipe.command(),
-        "recipe": recipe.as_dict(),
+        "command": options.command(),
+        "recipe": options.as_dict(),
         "versions": versions(),
         "sources": [source.origin() for source in sources.all()],
         "rules": report.rules,
@@ -44,12 +44,12 @@ def manifest(recipe: Recipe, sources: Sources, report: Report) -> dict[str, Any]
     }
 
 
-def state(recipe: Recipe, sources: Sources, files: dict[str, Shard]) -> dict[str, Any]:
+def state(options: BuildOptions, sources: Sources, files: dict[str, Shard]) -> dict[str, Any]:
     """What must be unchanged for a build to be resumed."""
     layout = sha256(b"".join(name.encode() + shard.header for name, shard in files.items())).hexdigest()
     return {
-        "recipe": recipe.as_dict(),
-        "command": recipe.command(),
+        "recipe": options.as_dict(),
+        "command": options.command(),
         "sources": [source.identity() for source in sources.all()],
         "versions": versions(),
         "layout": layout,

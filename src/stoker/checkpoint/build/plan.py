@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from stoker.checkpoint.build.recipe import FP8, Recipe
+from stoker.checkpoint.build.options import FP8, BuildOptions
 from stoker.checkpoint.build.sources import Source
 from stoker.checkpoint.build.units import (
     PLAIN_DTYPES,
@@ -72,21 +72,21 @@ class Sources:
         return [s for s in (self.base, self.shared_experts, self.mtp, self.drafter) if s]
 
 
-def make_plan(recipe: Recipe, config: ModelConfig, sources: Sources) -> Plan:
-    return _Planner(recipe, config, sources).plan()
+def make_plan(options: BuildOptions, config: ModelConfig, sources: Sources) -> Plan:
+    return _Planner(options, config, sources).plan()
 
 
 class _Planner:
-    def __init__(self, recipe: Recipe, config: ModelConfig, sources: Sources) -> None:
-        self.recipe, self.config, self.sources = recipe, config, sources
-        self.base, self.scheme = sources.base, recipe.scheme
+    def __init__(self, options: BuildOptions, config: ModelConfig, sources: Sources) -> None:
+        self.options, self.config, self.sources = options, config, sources
+        self.base, self.scheme = sources.base, options.scheme
         self.made = Plan(config)
 
     def plan(self) -> Plan:
         head = self._mtp_source()
         if self.scheme.drafts and not head and not self.sources.drafter:
             raise CheckpointError(
-                f"--draft-weights {self.recipe.draft_weights}: the base has no MTP head and no drafter is added, so "
+                f"--draft-weights {self.options.draft_weights}: the base has no MTP head and no drafter is added, so "
                 "there is nothing to quantise; give --mtp or --drafter, or leave it out."
             )
         if (
@@ -124,7 +124,7 @@ class _Planner:
             shared = [name for name in self.base.names if group_of(name) == SHARED]
             self.base.account_for(shared, f"replaced: shared experts come from {donor.where}")
         if self.config.tie_word_embeddings:
-            if self.scheme.head and self.recipe.lm_head:
+            if self.scheme.head and self.options.lm_head:
                 raise CheckpointError(
                     "--lm-head int8: config.json ties the head to the embedding (tie_word_embeddings), so there is "
                     "no head of its own to quantise; leave --lm-head out."
@@ -140,7 +140,7 @@ class _Planner:
             self._check_donated(parameter, shape, found, source)
         if is_mtp(parameter) and len(shape) > 1:
             self.made.mtp += [whole(layer, source.infos(layer))[0] for layer in found.values()]
-        if self.recipe.to:
+        if self.options.to:
             self._export(parameter, shape, found, source)
         elif target := self._target(parameter):
             self._quantize(parameter, shape, found, source, target)
@@ -152,7 +152,7 @@ class _Planner:
         return self.base.stored_name(parameter) if source is self.sources.shared_experts else stored
 
     def _target(self, parameter: str) -> str:
-        """The format that the recipe wants for a parameter; empty: the one it has."""
+        """The format that the options ask for a parameter; empty: the one it has."""
         group = group_of(parameter)
         if parameter == HEAD_WEIGHT:
             return self.scheme.head
@@ -172,7 +172,7 @@ class _Planner:
 
     def _check_donated(self, parameter: str, shape: Shape, found: Mapping[str, LayerFormat], source: Source) -> None:
         for layer in found.values():
-            if layer.format != "fp8-b128" and not self.recipe.to:
+            if layer.format != "fp8-b128" and not self.options.to:
                 raise CheckpointError(
                     f"{source.where}: {layer.name} is stored in {layer.format}; --shared-experts takes FP8 in blocks "
                     "of 128x128. To quantise the shared experts of the base, give --shared-experts fp8."
@@ -213,12 +213,12 @@ class _Planner:
 
     def _option(self, parameter: str) -> str:
         if is_mtp(parameter):
-            return f"--draft-weights {self.recipe.draft_weights}"
-        if parameter == HEAD_WEIGHT and self.recipe.lm_head:
-            return f"--lm-head {self.recipe.lm_head}"
-        if group_of(parameter) == SHARED and self.recipe.shared_experts == FP8:
+            return f"--draft-weights {self.options.draft_weights}"
+        if parameter == HEAD_WEIGHT and self.options.lm_head:
+            return f"--lm-head {self.options.lm_head}"
+        if group_of(parameter) == SHARED and self.options.shared_experts == FP8:
             return "--shared-experts fp8"
-        return f"--quantize {self.recipe.quantize}"
+        return f"--quantize {self.options.quantize}"
 
     def _export(self, parameter: str, shape: Shape, found: Mapping[str, LayerFormat], source: Source) -> None:
         """Writes the trunk's experts fused, as Qwen3.5 publishes BF16; Qwen3 MoE and the MTP head keep single ones."""
@@ -237,18 +237,18 @@ class _Planner:
 
     def _export_layer(self, layer: LayerFormat, source: Source, name: str) -> None:
         kept = layer.format == "fp32" and is_published_in_fp32(name)  # in the BF16 releases too
-        if kept or layer.format == self.recipe.to:
+        if kept or layer.format == self.options.to:
             self._copy(layer, source, name)
             return
         self._dequantize(name, layer.shape, whole(layer, source.infos(layer)))
         source.account_for(layer.tensors.values(), self._export_rule(layer))
 
     def _dequantize(self, name: str, shape: Shape, rows: tuple[Rows, ...]) -> None:
-        self.made.units.append(Convert(rows, self.recipe.to, (Out(name, PLAIN_DTYPES[self.recipe.to], shape),)))
+        self.made.units.append(Convert(rows, self.options.to, (Out(name, PLAIN_DTYPES[self.options.to], shape),)))
 
     def _export_rule(self, layer: LayerFormat) -> str:
         return (
-            f"{'converted' if layer.format in PLAIN_DTYPES else 'dequantised'} from {layer.format} to {self.recipe.to}"
+            f"{'converted' if layer.format in PLAIN_DTYPES else 'dequantised'} from {layer.format} to {self.options.to}"
         )
 
     def _beside_the_model(self) -> None:
@@ -258,9 +258,9 @@ class _Planner:
             if first in self.base.dispositions:
                 continue
             cache_scale = is_cache_scale(layer.name)
-            if cache_scale and self.recipe.to:
+            if cache_scale and self.options.to:
                 self.base.account_for(layer.tensors.values(), "not used: KV-cache scales say nothing about an export")
-            elif is_vision(first) and self.recipe.to:
+            elif is_vision(first) and self.options.to:
                 self._export_layer(layer, self.base, first)
             elif is_vision(first) or cache_scale:
                 self._copy(layer, self.base, first)

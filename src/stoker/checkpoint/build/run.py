@@ -1,4 +1,4 @@
-"""`build` carries out a recipe: this file has the order of the steps, each of which has a file of its own."""
+"""`build`: this file has the order of the steps, each of which has a file of its own."""
 
 import hashlib
 import shutil
@@ -13,8 +13,8 @@ from stoker.checkpoint.build.describe import drafter_config, result_config
 from stoker.checkpoint.build.drafter import FOLDER, drafter_units
 from stoker.checkpoint.build.extras import copy_files, sort_files
 from stoker.checkpoint.build.manifest import MANIFEST, Report, index, json_bytes, manifest, state
+from stoker.checkpoint.build.options import FP8, HUB, MEMORY, SMALLEST_MEMORY, BuildOptions, OptionsError, show_bytes
 from stoker.checkpoint.build.plan import Sources, header_of, make_plan
-from stoker.checkpoint.build.recipe import FP8, HUB, MEMORY, SMALLEST_MEMORY, Recipe, RecipeError, show_bytes
 from stoker.checkpoint.build.sanity import refuse_dead_mtp, refuse_foreign
 from stoker.checkpoint.build.shards import Shard, pack, sha256, write_shard
 from stoker.checkpoint.build.sources import Source, open_local
@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]  # phase, bytes so far, bytes in all
 class _Job:
     """Everything that is known before the first value is written."""
 
-    recipe: Recipe
+    options: BuildOptions
     sources: Sources
     parts: dict[str, list[Shard]] = field(default_factory=dict)  # folder of the result -> its weight files
     configs: dict[str, bytes] = field(default_factory=dict)  # folder -> config.json
@@ -47,7 +47,7 @@ class _Job:
 
 
 def build(
-    recipe: Recipe,
+    options: BuildOptions,
     out: Path,
     *,
     memory: int = MEMORY,
@@ -56,23 +56,23 @@ def build(
     progress: Progress = lambda phase, done, total: None,
     make_hub: "MakeHub | None" = None,
 ) -> Report:
-    """Carry out a recipe, or resume it where an earlier run was interrupted."""
-    recipe.check()
+    """Make the checkpoint that the options describe, or go on where an earlier run was interrupted."""
+    options.check()
     if memory < SMALLEST_MEMORY:
-        raise RecipeError(
+        raise OptionsError(
             f"--memory is {show_bytes(memory)}, expected at least {show_bytes(SMALLEST_MEMORY)}: the Python runtime "
             "alone takes half of that."
         )
-    base = open_local("--base", recipe.base)
-    config = ModelConfig.load(Path(recipe.base))
-    _refuse_overlap(out, recipe)
+    base = open_local("--base", options.base)
+    config = ModelConfig.load(Path(options.base))
+    _refuse_overlap(out, options)
     workspace = Workspace(out.absolute(), force)
-    if workspace.finished(recipe.as_dict()):
+    if workspace.finished(options.as_dict()):
         return Report.of(out)
     workspace.check_out()
     with workspace.locked():
-        sources = _open_all(recipe, base, workspace, say, progress, make_hub)
-        job = _prepare(recipe, config, sources)
+        sources = _open_all(options, base, workspace, say, progress, make_hub)
+        job = _prepare(options, config, sources)
         for option, lines in job.rules.items():
             for line in lines:
                 say(f"{option}: {line}")
@@ -82,10 +82,10 @@ def build(
     return report
 
 
-def _refuse_overlap(out: Path, recipe: Recipe) -> None:
+def _refuse_overlap(out: Path, options: BuildOptions) -> None:
     """Refuse an output directory that would overwrite a source while it is being read."""
-    options = {"--base": recipe.base, "--shared-experts": recipe.shared_experts, "--mtp": recipe.mtp}
-    for option, where in (options | {"--drafter": recipe.drafter}).items():
+    named = {"--base": options.base, "--shared-experts": options.shared_experts, "--mtp": options.mtp}
+    for option, where in (named | {"--drafter": options.drafter}).items():
         if not where or where.startswith(HUB) or where == FP8:
             continue
         source, target = Path(where).resolve(), out.resolve()
@@ -94,7 +94,7 @@ def _refuse_overlap(out: Path, recipe: Recipe) -> None:
 
 
 def _open_all(
-    recipe: Recipe, base: Source, workspace: Workspace, say: Say, progress: Progress, make_hub: "MakeHub | None"
+    options: BuildOptions, base: Source, workspace: Workspace, say: Say, progress: Progress, make_hub: "MakeHub | None"
 ) -> Sources:
     def opened(option: str, where: str, wanted: Callable[[str], bool]) -> Source | None:
         if not where or where == FP8:
@@ -114,35 +114,35 @@ def _open_all(
 
     return Sources(
         base,
-        opened("--shared-experts", recipe.shared_experts, lambda name: group_of(name) == SHARED),
-        opened("--mtp", recipe.mtp, is_mtp),
-        opened("--drafter", recipe.drafter, lambda name: True),
+        opened("--shared-experts", options.shared_experts, lambda name: group_of(name) == SHARED),
+        opened("--mtp", options.mtp, is_mtp),
+        opened("--drafter", options.drafter, lambda name: True),
     )
 
 
-def _prepare(recipe: Recipe, config: ModelConfig, sources: Sources) -> _Job:
+def _prepare(options: BuildOptions, config: ModelConfig, sources: Sources) -> _Job:
     """Plan the units, account for every tensor, check the values and lay out the files."""
     base, shared, head, drafter = sources.base, sources.shared_experts, sources.mtp, sources.drafter
-    plan = make_plan(recipe, config, sources)
+    plan = make_plan(options, config, sources)
     rules = {"--base": base.report_unused()}
     if shared:
-        rules[shared.option] = shared.report_unused("not used: this recipe takes only shared experts")
+        rules[shared.option] = shared.report_unused("not used: this build takes only shared experts")
         refuse_foreign(plan.replaced, f"{shared.option} {shared.where}")
     if head:
-        rules[head.option] = head.report_unused("not used: this recipe takes only the MTP head")
+        rules[head.option] = head.report_unused("not used: this build takes only the MTP head")
     refuse_dead_mtp(plan.mtp, (head or base).where)
     rules["MTP"] = [_mtp_line(sources, config)]
     rules["files"] = sort_files(base.checkpoint.directory)[1]
     directory = base.checkpoint.directory
     described = result_config(
-        read_json(directory / "config.json"), quantization_config(directory), plan.header, recipe, plan.config
+        read_json(directory / "config.json"), quantization_config(directory), plan.header, options, plan.config
     )
-    job = _Job(recipe, sources, {"": pack(plan.units, recipe.shard_bytes)}, {"": json_bytes(described)}, rules)
+    job = _Job(options, sources, {"": pack(plan.units, options.shard_bytes)}, {"": json_bytes(described)}, rules)
     if drafter:
         raw = read_json(drafter.checkpoint.directory / "config.json")
-        units = drafter_units(drafter, raw, config, recipe)
-        job.parts[f"{FOLDER}/"] = pack(units, recipe.shard_bytes)
-        job.configs[f"{FOLDER}/"] = json_bytes(drafter_config(raw, header_of(units), recipe))
+        units = drafter_units(drafter, raw, config, options)
+        job.parts[f"{FOLDER}/"] = pack(units, options.shard_bytes)
+        job.configs[f"{FOLDER}/"] = json_bytes(drafter_config(raw, header_of(units), options))
         rules[drafter.option] = drafter.report_unused()
     return job
 
@@ -165,7 +165,7 @@ def _mtp_line(sources: Sources, config: ModelConfig) -> str:
 def _write_weights(job: _Job, workspace: Workspace, report: Report, block: int, say: Say, progress: Progress) -> None:
     """Write the weight files that an earlier run has not finished. A file is hashed while the next one is written."""
     files = job.files
-    if workspace.begin(state(job.recipe, job.sources, files)):
+    if workspace.begin(state(job.options, job.sources, files)):
         say(f"resuming: {sum(name in workspace.done for name in files)} of {len(files)} weight files are done")
     total = sum(shard.size for shard in files.values())
     done = sum(shard.size for name, shard in files.items() if name in workspace.done)
@@ -222,7 +222,7 @@ def _finish(job: _Job, workspace: Workspace, report: Report) -> None:
         report.files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     for folder, data in job.configs.items():
         report.files[f"{folder}config.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    write_synced(result / MANIFEST, json_bytes(manifest(job.recipe, job.sources, report)))
+    write_synced(result / MANIFEST, json_bytes(manifest(job.options, job.sources, report)))
     for folder, data in reversed(job.configs.items()):
         write_synced(result / folder / "config.json", data)
     workspace.publish()

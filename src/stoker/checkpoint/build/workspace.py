@@ -1,6 +1,6 @@
 """OUT.partial: where a build is written, how it resumes after a kill, and how it becomes OUT in one rename.
 
-    OUT.partial/state.json   the recipe, the sources as they were, the files that are done and their hashes
+    OUT.partial/state.json   the options, the sources as they were, the files that are done and their hashes
     OUT.partial/result/      what becomes OUT; its config.json is written last, so nothing loads it before
     OUT.partial/fetched/     tensors fetched from a hub
 
@@ -66,8 +66,8 @@ class Workspace:
                 "choose another --out or remove it yourself."
             )
 
-    def finished(self, recipe: Mapping[str, Any]) -> bool:
-        """Whether a run of this recipe was killed between making OUT and cleaning up; if so, cleans up."""
+    def finished(self, options: Mapping[str, Any]) -> bool:
+        """Whether a run with these options was killed between making OUT and cleaning up; if so, cleans up."""
         if not self.out.exists() or not self.partial.exists() or self.result.exists():
             return False
         record = self.partial / STATE
@@ -75,7 +75,7 @@ class Workspace:
             record = self.out / "stoker.json"
         if (self.force and record.parent == self.out) or not record.exists():
             return False
-        same = read_json(record)["recipe"] == recipe
+        same = read_json(record)["recipe"] == options
         self.tidy()
         return bool(same)
 

@@ -15,7 +15,7 @@ MEMORY = 1 << 30
 SMALLEST_MEMORY = 512 * MIB  # the runtime itself and one block of the largest layer
 
 
-class RecipeError(StokerError):
+class OptionsError(StokerError):
     """Options of `stoker build` that are invalid or contradict each other."""
 
 
@@ -43,7 +43,7 @@ EXPORTS = {"bf16": "BF16", "fp32": "F32"}  # --to -> dtype
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildOptions:
     """Everything that decides the bytes of the result, which output directory and memory limit do not."""
 
     base: str
@@ -59,7 +59,7 @@ class Recipe:
     def check(self) -> None:
         if self.base.startswith(HUB):
             name = self.base.removeprefix(HUB)
-            raise RecipeError(
+            raise OptionsError(
                 f"--base takes a directory, since all of it is copied; fetch it first: "
                 f"hf download {name} --local-dir DIR"
             )
@@ -68,7 +68,7 @@ class Recipe:
         _one_of("--to", self.to, tuple(EXPORTS))
         _one_of("--draft-weights", self.draft_weights, tuple(DRAFT_WEIGHTS))
         if self.shared_experts == FP8 and Path(FP8).is_dir():
-            raise RecipeError(
+            raise OptionsError(
                 "--shared-experts fp8 quantises the base's own, and there is also a directory of that name here; "
                 "write ./fp8 to take it from there, or start from another directory."
             )
@@ -80,12 +80,12 @@ class Recipe:
                 ("--shared-experts fp8", self.shared_experts == FP8),
             ):
                 if value:
-                    raise RecipeError(
+                    raise OptionsError(
                         f"--to {self.to} turns every weight back into {self.to}, so {option} has nothing to do; "
                         "build the quantised checkpoint first and export that one."
                     )
         if self.shard_bytes < 1:
-            raise RecipeError(f"--shard-size is {self.shard_bytes} bytes, expected at least 1.")
+            raise OptionsError(f"--shard-size is {self.shard_bytes} bytes, expected at least 1.")
 
     @property
     def scheme(self) -> Scheme:
@@ -118,7 +118,7 @@ def parse_bytes(text: str, option: str) -> int:
     """ "1GiB", "512 MiB", "4GB" or a number of bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
-        raise RecipeError(f"{option} is {text!r}, expected a size such as 1GiB, 512MiB or 4GB.")
+        raise OptionsError(f"{option} is {text!r}, expected a size such as 1GiB, 512MiB or 4GB.")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
@@ -131,4 +131,4 @@ def show_bytes(count: int) -> str:
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value and value not in allowed:
-        raise RecipeError(f"{option} is {value!r}, expected {' or '.join(allowed)}.")
+        raise OptionsError(f"{option} is {value!r}, expected {' or '.join(allowed)}.")
