@@ -14,7 +14,8 @@ def _loaded(text: str) -> Loaded:
 def test_every_setting_reaches_the_command():
     loaded = _loaded(
         'serve = { draft = "mtp:2", context = 4096, users = 2, kv_dtype = "fp8", memory_gib = 8.5, reserve_gib = 1,'
-        ' prefix_cache = false, name = "m", template = { enable_thinking = false }, arguments = ["--queue", "3"] }\n'
+        ' prefix_cache = false, name = "m", template = { enable_thinking = false },'
+        ' sampling = { temperature = 0.6, top_k = 20.0 }, arguments = ["--queue", "3"] }\n'
         'env = { OMP_NUM_THREADS = "1" }'
     )
     deployment = find("stoker").deployment(loaded, Path("/models/m"), None, 1)
@@ -29,6 +30,8 @@ def test_every_setting_reaches_the_command():
     assert pairs["--prefix-cache"] == "0"
     assert pairs["--served-model-name"] == deployment.model_name == "m"
     assert pairs["--default-chat-template-kwargs"] == '{"enable_thinking": false}'
+    assert pairs["--default-sampling"] == '{"temperature": 0.6, "top_k": 20}'
+    assert "--any-model" in launch.command, "Claude Code asks for models by Anthropic's names"
     assert launch.command[-2:] == ("--queue", "3")
     assert "OMP_NUM_THREADS=1 \\" in shell(launch)
 

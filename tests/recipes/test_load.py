@@ -34,6 +34,9 @@ def test_every_shipped_recipe_is_named_as_its_file(name):
         ),
         (f'name = "A B"\ntitle = "t"\n{MODEL}', 1, "matching"),
         (f'{HEAD}{MODEL}[env]\nHF_TOKEN = "hf_x"\n', 6, "looks like a secret"),
+        (f'{HEAD}{MODEL}[env]\nHF_ENDPOINT = "https://me:hush@hub"\n', 6, "a password in it"),
+        (f'{HEAD}{MODEL}[serve]\narguments = ["--api-key", "hush"]\n', 6, "'--api-key' looks like a secret"),
+        (f'{HEAD}{MODEL}[serve]\narguments = ["--ssl=http://me:hush@x"]\n', 6, "'--ssl' looks like a secret"),
         (f'{HEAD}engine = "vllm"\n{MODEL}[container]\nimage = "vllm/vllm-openai:latest"\n', 7, "by digest"),
         (f'{HEAD}{MODEL}[nodes]\nhosts = ["a", "b"]\n', 5, "several boxes"),
         (f'{HEAD}engine = "vllm"\n{MODEL}[serve]\ndraft = "lookup:4"\n', 7, "vLLM drafts with"),
@@ -47,6 +50,15 @@ def test_what_is_wrong_is_named_with_its_line(text, line, says):
     assert "mine.toml" in str(raised.value)
     assert f"line {line}" in str(raised.value)
     assert says in str(raised.value)
+
+
+def test_numbers_of_tokens_and_names_of_variables_are_no_secrets():
+    head = f'{HEAD}engine = "vllm"\n{MODEL}[serve]\narguments = ["--max-num-batched-tokens", "8192"]\n'
+    image = f'image = "vllm@sha256:{"0" * 64}"'
+    recipe = parse(f'{head}[container]\n{image}\narguments = ["-e", "HF_TOKEN"]\n')
+    assert recipe.serve.arguments[1] == "8192"
+    with pytest.raises(RecipeError, match="'HF_TOKEN' looks like a secret"):
+        parse(f'{head}[container]\n{image}\narguments = ["-e", "HF_TOKEN=hf_x"]\n')
 
 
 def test_a_missing_key_is_named():

@@ -319,6 +319,10 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         {"allowed_hosts": ("llm.example:80",)},
         {"cors_origins": ("llm.example",)},
         {"cors_origins": ("https://llm.example/",)},
+        {"sampling": {"temperature": -1}},
+        {"sampling": {"top_k": 2.5}},
+        {"sampling": {"top_p": True}},
+        {"sampling": {"presence_penalty": 1.0}},
     ):
         with pytest.raises(RequestError):
             ServerConfig(EMBEDDED, ("x",), **given)

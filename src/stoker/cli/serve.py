@@ -52,6 +52,10 @@ def serve(
     default_chat_template_kwargs: Annotated[
         str, typer.Option(help='Options of the chat template as JSON, such as {"enable_thinking": false}.')
     ] = "{}",
+    default_sampling: Annotated[
+        str,
+        typer.Option(help='Sampling that requests leave open, as JSON: {"temperature": 0.6, "top_p": 0.95}.'),
+    ] = "{}",
     queue: Annotated[int, typer.Option(help="Requests that may wait; more get 429.")] = 64,
     max_body: Annotated[int, typer.Option(help="Bytes of the largest request.")] = 16 << 20,
     max_messages: Annotated[int, typer.Option(help="Messages of the longest conversation.")] = 4096,
@@ -110,7 +114,8 @@ def serve(
         stall_timeout=stall_timeout,
         step_timeout=step_timeout,
         drain_timeout=drain_timeout,
-        template_options=_options(default_chat_template_kwargs),
+        template_options=_object("--default-chat-template-kwargs", default_chat_template_kwargs),
+        sampling=_object("--default-sampling", default_sampling),
         self_test=self_test,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
@@ -158,11 +163,11 @@ def _bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * (1 << 30))
 
 
-def _options(text: str) -> dict[str, Any]:
+def _object(option: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise RequestError(f"--default-chat-template-kwargs is not valid JSON: {error}.") from error
+        raise RequestError(f"{option} is not valid JSON: {error}.") from error
     if not isinstance(found, dict):
-        raise RequestError(f"--default-chat-template-kwargs is {text}, expected a JSON object.")
+        raise RequestError(f"{option} is {text}, expected a JSON object.")
     return found

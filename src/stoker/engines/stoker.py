@@ -12,6 +12,11 @@ from stoker.recipes.recipe import Recipe
 RUN = (sys.executable, "-m", "stoker")
 
 
+def _sampling(defaults: dict[str, float]) -> dict[str, float]:
+    """top_k is a whole number, which TOML may write as 20.0."""
+    return {name: int(value) if value == int(value) and name == "top_k" else value for name, value in defaults.items()}
+
+
 class Stoker:
     name = "stoker"
 
@@ -42,9 +47,11 @@ class Stoker:
             "--prefix-cache": None if serve.prefix_cache else 0,
             "--served-model-name": name,
             "--default-chat-template-kwargs": json.dumps(serve.template) if serve.template else None,
+            "--default-sampling": json.dumps(_sampling(serve.sampling)) if serve.sampling else None,
         }
         said = [str(part) for key, value in options.items() if value is not None for part in (key, value)]
-        command = (*RUN, "serve", "--model", str(model), "--port", PORT, *said, *serve.arguments)
+        # --any-model: coding agents ask for models by their vendor's names
+        command = (*RUN, "serve", "--model", str(model), "--port", PORT, *said, "--any-model", *serve.arguments)
         return Deployment(
             recipe=recipe.name,
             recipe_hash=loaded.hash,

@@ -17,7 +17,9 @@ SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
 LARGEST = 1 << 20  # bytes of a recipe
 # Names of environment variables whose values are secrets: `stoker up` would write them into receipts and logs.
-SECRET = re.compile(r"(token|secret|password|passwd|credential|api_?key|access_?key|private_?key)s?\Z", re.IGNORECASE)
+# ..._TOKENS is a number of them.
+SECRET = re.compile(r"(token|(secret|password|passwd|credential|(api|access|private)_?key)s?)\Z", re.IGNORECASE)
+_USERINFO = re.compile(r"://[^/@\s]+@")  # a name and a password in an address
 _AT = re.compile(r" - at `(\$[^`]*)`\Z")
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?\Z")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -105,6 +107,19 @@ def contradictions(recipe: Recipe) -> list[tuple[list[str | int], str]]:
         if SECRET.search(key):
             said = f"{key} looks like a secret, and recipes hold none; set it in the environment of stoker up."
             found.append((["env", key], said))
+        if _USERINFO.search(recipe.env[key]):
+            said = f"{key} is an address with a password in it, and recipes hold none."
+            found.append((["env", key], said))
+    passed = [(["serve", "arguments"], recipe.serve.arguments)]
+    passed += [(["container", "arguments"], recipe.container.arguments)] if recipe.container else []
+    for path, arguments in passed:
+        for argument in arguments:
+            name = argument.partition("=")[0].lstrip("-").replace("-", "_")
+            if SECRET.search(name) or _USERINFO.search(argument):
+                said = (
+                    f"{brief(name)} looks like a secret, and recipes hold none; set it in the environment of stoker up."
+                )
+                found.append(([*path], said))
     if recipe.nodes and recipe.engine != "vllm":
         found.append((["nodes"], 'only engine = "vllm" runs on several boxes.'))
     if recipe.container and recipe.engine != "vllm":

@@ -94,7 +94,10 @@ class Speed(Part, frozen=True):
     workload: Annotated[str, Meta(description="as `stoker bench` names it")]
     tokens_per_s: Annotated[float, Meta(gt=0)]
     source: Annotated[str, Meta(min_length=1, description="who published it, or where it was measured")]
-    users: Positive = 1
+    users: Annotated[Positive, Meta(description="at the same time; tokens_per_s is of each")] = 1
+    timing: Annotated[
+        Literal["decode-only", "end-to-end"], Meta(description="after the first token, or with the wait for it")
+    ] = "decode-only"
     tokens_per_step: Annotated[float, Meta(ge=1)] | None = None
     evidence: Annotated[str, Meta(description="id of the planner's row, as m010")] = ""
 

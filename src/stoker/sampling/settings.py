@@ -9,6 +9,8 @@ from numbers import Integral
 from stoker.errors import RequestError
 
 MAX_LOGPROBS = 20
+# settings that a model's generation_config.json and a server's operator give defaults for
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LARGEST = 1e6  # of temperature, penalties and bias, and one over it the smallest: fp32 holds what they make of a logit
 
 
@@ -86,6 +88,11 @@ class Sampling:
     def _expect(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
             raise RequestError(f"{name} is {getattr(self, name)}, expected {expected}.")
+
+
+def is_usable(value: object) -> bool:
+    """Whether a default out of a file or an option is a number; its range is checked where a request uses it."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) < 1e9
 
 
 def are_whole(values: Iterable[object]) -> bool:

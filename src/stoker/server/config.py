@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.config import KV_DTYPES
-from stoker.errors import RequestError
+from stoker.errors import RequestError, brief
+from stoker.sampling.settings import SAMPLED, Sampling, is_usable
 from stoker.speculate.choice import DraftChoice
 
 MIB = 1 << 20
@@ -41,6 +42,7 @@ class ServerConfig:
     step_timeout: float = 120.0  # s without an answer after which an engine is killed and restarted
     drain_timeout: float = 30.0  # s that running requests have to finish after SIGTERM
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)  # defaults of requests, before generation_config.json's
     self_test: bool = True
 
     def __post_init__(self) -> None:
@@ -59,6 +61,7 @@ class ServerConfig:
             raise RequestError("--api-key is empty. Give a key, or leave the option out to serve without one.")
         if self.api_key is not None and self.no_key:
             raise RequestError("--no-key and an API key (--api-key or STOKER_API_KEY) are both given. Leave one out.")
+        self._check_sampling()
         for host in self.allowed_hosts:
             if not host or "/" in host or (":" in host and not host.startswith("[")):
                 raise RequestError(f"--allowed-host is {host!r}, expected a name without a port, such as llm.example.")
@@ -68,6 +71,19 @@ class ServerConfig:
                 raise RequestError(
                     f"--cors-origin is {origin!r}, expected * or an origin such as https://chat.example."
                 )
+
+    def _check_sampling(self) -> None:
+        """Wrong defaults are refused here, since every request that leaves them open would fail."""
+        for name, value in self.sampling.items():
+            if name not in SAMPLED:
+                raise RequestError(f"--default-sampling has {brief(name)}, expected {', '.join(SAMPLED)}.")
+            if not is_usable(value):
+                raise RequestError(f"--default-sampling: {name} is {brief(value)}, expected a number.")
+        given: dict[str, Any] = {name: value for name, value in self.sampling.items() if (name, value) != ("top_k", -1)}
+        try:
+            Sampling(**given)
+        except RequestError as error:
+            raise RequestError(f"--default-sampling: {error}") from error
 
     @property
     def open_to_all(self) -> bool:

@@ -10,6 +10,7 @@ from stoker.engine.prefix_cache import message_boundaries
 from stoker.engine.text import TextStream
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import ConfigError, StokerError, TokenizerError
+from stoker.sampling.settings import SAMPLED, is_usable
 from stoker.sandbox import Busy
 from stoker.server.errors import RETRY_S, ApiError
 from stoker.server.output.answer import CLOSE, OPEN
@@ -27,7 +28,6 @@ RESERVED = {
     "add_generation_prompt",
     "continue_final_message",
 }
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config.json
 
 END_MARK = "f3a91c7e5d024b68"  # marks the end of a message: templates trim white space, but not this
 EMPTY_THOUGHT = re.compile(rf"{OPEN}\s*{CLOSE}\s*\Z")
@@ -37,15 +37,21 @@ Message = dict[str, Any]
 
 class ServedModel:
     def __init__(
-        self, directory: Path, names: Sequence[str], context: int, options: Mapping[str, Any], any_name: bool = False
+        self,
+        directory: Path,
+        names: Sequence[str],
+        context: int,
+        options: Mapping[str, Any],
+        any_name: bool = False,
+        sampling: Mapping[str, float] | None = None,
     ) -> None:
-        """`options` are default variables of the chat template, such as enable_thinking. With `any_name`, requests may
-        name any model."""
+        """`options` are default variables of the chat template, such as enable_thinking, and `sampling` defaults of
+        requests that go before those of generation_config.json. With `any_name`, requests may name any model."""
         self.directory, self.names, self.context, self._any_name = directory, tuple(names), context, any_name
         self.config = ModelConfig.load(directory)
         self.tokenizer = Tokenizer(directory)
         self.stop_ids = self.config.eos_token_ids
-        self.defaults = _generation_defaults(directory)
+        self.defaults = {**_generation_defaults(directory), **(sampling or {})}
         self._options = dict(options)
         self._backend = self.tokenizer.backend
         self._message_start = self._backend.token_to_id(MESSAGE_START)
@@ -223,6 +229,6 @@ def _generation_defaults(directory: Path) -> dict[str, Any]:
     found = read_json(file) if file.exists() else {}
     defaults = {name: found[name] for name in SAMPLED if found.get(name) is not None}
     for name, value in defaults.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
+        if not is_usable(value):
             raise ConfigError(f"{file}: {name} is no number that sampling can use. Correct it, or remove it.")
     return defaults

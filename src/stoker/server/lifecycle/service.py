@@ -63,7 +63,13 @@ class Service:
         config = self.config
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "stoker-requests"))
         loading = asyncio.to_thread(
-            ServedModel, config.directory, config.names, self.context, dict(config.template_options), config.any_model
+            ServedModel,
+            config.directory,
+            config.names,
+            self.context,
+            dict(config.template_options),
+            config.any_model,
+            config.sampling,
         )
         async with asyncio.TaskGroup() as group:
             supervising = group.create_task(self.supervisor.run())

@@ -4,9 +4,9 @@ import secrets
 from dataclasses import replace
 
 from stoker.errors import RequestError
-from stoker.sampling.settings import Sampling
+from stoker.sampling.settings import SAMPLED, Sampling
 from stoker.server.errors import ApiError, api_error
-from stoker.server.model import SAMPLED, ServedModel
+from stoker.server.model import ServedModel
 from stoker.server.schemas.common import SamplingBody
 
 MOST_CHOICES = 64
