@@ -114,11 +114,10 @@ def contradictions(recipe: Recipe) -> list[tuple[list[str | int], str]]:
     passed += [(["container", "arguments"], recipe.container.arguments)] if recipe.container else []
     for path, arguments in passed:
         for argument in arguments:
-            name = argument.partition("=")[0].lstrip("-").replace("-", "_")
-            if SECRET.search(name) or _USERINFO.search(argument):
-                said = (
-                    f"{brief(name)} looks like a secret, and recipes hold none; set it in the environment of stoker up."
-                )
+            name, given, _ = argument.partition("=")
+            valued = given or name.startswith("--")  # -e NAME of a container passes on what the environment has
+            if (valued and SECRET.search(name.replace("-", "_"))) or _USERINFO.search(argument):
+                said = f"{brief(name)} looks like a secret, and recipes hold none; set it in the environment instead."
                 found.append(([*path], said))
     if recipe.nodes and recipe.engine != "vllm":
         found.append((["nodes"], 'only engine = "vllm" runs on several boxes.'))
