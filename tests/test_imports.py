@@ -7,7 +7,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
-BY_NAME = ("stoker.cli.", "stoker.weights.formats.", "stoker.engine.grammar.worker", "__main__", "__init__")
+BY_NAME = (
+    *("stoker.cli.", "stoker.weights.formats.", "stoker.engine.grammar.worker", "stoker.up.keeper"),
+    *("__main__", "__init__"),
+)
+    "stoker.cli.",
+    "stoker.weights.formats.",
+    "stoker.engine.grammar.worker",
+    "stoker.up.keeper",
+    "__main__",
+    "__init__",
+)
 
 
 def imported(file: Path) -> set[str]:

@@ -19,9 +19,12 @@ class Launch(Struct, frozen=True):
     """One process of an engine. It is what `--dry-run` prints, what is run, and what a receipt keeps: no secrets."""
 
     command: tuple[str, ...]  # PORT in it is replaced
-    env: dict[str, str] = {}  # beside the environment of `stoker up`
-    host: str = ""  # a host of ssh; empty: this machine
-    files: dict[str, str] = {}  # written before the start, beside the log: file name -> text
+    env: dict[str, str] = {}  # beside the environment of `stoker up`, or of a login on `host`
+    # Of ssh; empty: this machine. The host needs python3. Of the launch that answers requests, PORT on its loopback
+    # interface is reached through the same connection.
+    host: str = ""
+    files: dict[str, str] = {}  # written before the start into the folder that the command runs in: name -> text
+    cleanup: tuple[str, ...] = ()  # a command run when the process has ended, however it did: `docker rm --force ...`
 
 
 class Deployment(Struct, frozen=True):
@@ -37,7 +40,7 @@ class Deployment(Struct, frozen=True):
     start_timeout_s: float = 1800.0
     drain_timeout_s: float = 30.0
     stall_s: float = 120.0  # requests run and no token comes for so long: wedged
-    restarts: int = 5  # in a row without an answered request; then the service has failed
+    restarts: int = 4  # in a row without an answered request; the next fault, the fifth, ends in `failed`
 
 
 class Phase(Struct, frozen=True):
