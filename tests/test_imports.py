@@ -11,13 +11,6 @@ BY_NAME = (
     *("stoker.cli.", "stoker.weights.formats.", "stoker.engine.grammar.worker", "stoker.up.keeper"),
     *("__main__", "__init__"),
 )
-    "stoker.cli.",
-    "stoker.weights.formats.",
-    "stoker.engine.grammar.worker",
-    "stoker.up.keeper",
-    "__main__",
-    "__init__",
-)
 
 
 def imported(file: Path) -> set[str]:
