@@ -27,7 +27,7 @@ from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.backends.gpu.kernels.prefill_experts import tile_size
-from stoker.backends.gpu.prefill import Prefill
+from stoker.backends.gpu.prefill import Part, Prefill
 from stoker.backends.gpu.state import Bucket, GpuCache
 from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import StepWeights
@@ -101,9 +101,10 @@ class Prompt:
         at = 0
         for count in cuts:
             last = at + count == self.ids.shape[0]
-            self.prefill.forward(self.ids[at : at + count], self.table, slot=0, cached=self.context + at, choose=last)
+            part = Part(count, self.table, 0, self.context + at, chooses=last)
+            self.prefill.forward(self.ids[at : at + count], [part])
             at += count
-        return int(self.prefill.token)
+        return int(self.prefill.tokens[0])
 
     def cuts(self) -> list[int]:
         size, tokens = self.prefill.chunk, self.ids.shape[0]
@@ -124,10 +125,10 @@ def check_prefill(config: ModelConfig, weights: StepWeights, tokens: int, kv_dty
 
     whole = prompt()
     whole.run([tokens])
-    logits, kept = whole.prefill.logits.clone(), [state.clone() for state in whole.states()]
+    logits, kept = whole.prefill.logits[:1].clone(), [state.clone() for state in whole.states()]
     parts = prompt()
     parts.run([CHUNK] * (tokens // CHUNK) + ([tokens % CHUNK] if tokens % CHUNK else []))
-    equal = torch.equal(logits, parts.prefill.logits)
+    equal = torch.equal(logits, parts.prefill.logits[:1])
     equal &= all(torch.equal(_bits(a), _bits(b)) for a, b in zip(kept, parts.states(), strict=True))
     steps = prompt()
     stepped = _steps(config, weights, steps)

@@ -7,6 +7,7 @@ import pytest
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.pages import Pool
 from stoker.engine.request import Event, Finish
+from stoker.engine.scheduler import FIRST_CHUNK, PAUSE_ALONE, Pace
 from stoker.engine.step import MAX_ROWS
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import engine_on, run
@@ -35,6 +36,42 @@ def test_decoding_goes_on_while_a_long_prompt_is_read_in_chunks() -> None:
         assert len(events[first].tokens) == 1
         steps += 1
     assert steps == 1000 // 64
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.02, 0.3])
+def test_a_step_takes_as_many_prompt_tokens_as_answers_may_wait_for(fixed: float) -> None:
+    """A card that takes `fixed` seconds to read its weights and 20,000 tokens a second."""
+
+    def seconds(tokens: int) -> float:
+        return fixed + tokens / 20_000
+
+    pace = Pace(8192, pause_s=0.25)
+    assert pace.budget(answers=True) == FIRST_CHUNK
+    for tokens in (512, 8192, 512, 4096):
+        pace.took(tokens, seconds(tokens))
+    for _ in range(20):
+        tokens = pace.budget(answers=True)
+        assert tokens % 64 == 0
+        pace.took(tokens, seconds(tokens))
+    longest = max(0.25, 2 * fixed)  # half of the time goes into tokens, whatever it takes to read the weights
+    assert longest * 0.9 < seconds(tokens) <= longest * 1.01
+    assert pace.budget(answers=False) == min(8192, int(20_000 * (PAUSE_ALONE * 0.25 - fixed)) // 64 * 64)
+
+
+def test_short_prompts_do_not_make_long_ones_look_slow() -> None:
+    pace = Pace(8192, pause_s=0.25)
+    pace.took(8192, 0.45)
+    for _ in range(50):
+        pace.took(100, 0.04)
+    assert pace.budget(answers=True) > 2048
+
+
+def test_prompts_wait_for_nobody_where_no_pause_is_set() -> None:
+    engine = new_engine(prefill_budget=1024)
+    engine.submit([1] * 10, Sampling(max_tokens=60))
+    step(engine)
+    second = engine.submit([2] * 1000, Sampling(max_tokens=5))
+    assert second in step(engine)
 
 
 def test_the_budget_is_shared_in_the_order_of_arrival() -> None:

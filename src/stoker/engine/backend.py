@@ -45,11 +45,18 @@ class Backend(Protocol):
 
     # -- computing
 
+    @property
+    def keeps_inside(self) -> bool:
+        """Whether snapshots can be made in the middle of a chunk (`Chunk.keeps`), or only at its end."""
+
     def prompt_groups(self, chunks: Sequence[Chunk]) -> Sequence[Sequence[Chunk]]:
         """Those that are computed together."""
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """One forward over a group of chunks."""
+
+    def wait(self) -> None:
+        """Returns when the last prefill is computed."""
 
     def prompt_logits(self, index: int, start: int, stop: int) -> Tensor:
         """After rows start .. stop - 1 of the chunk at `index` of the last prefill, fp32 [stop - start, vocab]; at

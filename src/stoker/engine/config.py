@@ -1,5 +1,6 @@
 """How large an engine is, and which requests it could never serve. `sizes.memory` plans these numbers from bytes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ class EngineConfig:
     pages: int = 128  # of 64 tokens
     slots: int = 8  # requests running at a time
     max_depth: int = 8  # drafts per step
-    prefill_budget: int = 512  # prompt tokens per step, a multiple of 64
+    prefill_budget: int = 512  # prompt tokens per step at most, a multiple of 64
+    prefill_pause: float = math.inf  # seconds that the prompts of a step may keep running answers waiting
     snapshots: int = 0  # recurrent states the prefix cache may keep; 0 turns it off
     snapshot_interval: int = 1024  # tokens from one to the next, a multiple of 64
     cache_generated: bool = True  # whether snapshots are also taken in generated text
@@ -26,6 +28,8 @@ class EngineConfig:
         for name, least in (("pages", 1), ("slots", 1), ("max_depth", 0), ("snapshots", 0)):
             if getattr(self, name) < least:
                 raise RequestError(f"{name} is {getattr(self, name)}, expected at least {least}.")
+        if not self.prefill_pause > 0:
+            raise RequestError(f"prefill_pause is {self.prefill_pause} s, expected more than 0.")
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RequestError(f"kv_dtype is {self.kv_dtype!r}, expected {' or '.join(KV_DTYPES)}.")
         for name in ("prefill_budget", "snapshot_interval"):

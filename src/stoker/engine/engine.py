@@ -152,6 +152,7 @@ class Engine:
     def _prefill_group(self, chunks: Sequence[Chunk]) -> Emitted:
         """Computes chunks; requests whose prompt ends here get their first token."""
         backend = self.backend
+        started = time.perf_counter()
         backend.prefill(chunks)
         for index, chunk in enumerate(chunks):
             if chunk.request.scores_prompt:
@@ -165,6 +166,9 @@ class Engine:
             choices = backend.first_tokens()
             for request, token, row in zip(ending, choices.tokens, choices.firsts, strict=True):
                 emitted.append((request, emit(request, [token], choices.logits, row)))
+        else:
+            backend.wait()
+        self.scheduler.pace.took(sum(len(chunk.tokens) for chunk in chunks), time.perf_counter() - started)
         backend.observe(following([chunk.request for chunk in chunks], [len(chunk.tokens) for chunk in chunks]))
         for chunk in chunks:
             self.scheduler.keep_prompt(chunk.request)

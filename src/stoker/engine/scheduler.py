@@ -5,6 +5,7 @@ drafter alike, and slots of recurrent state. When pages run out, snapshots of th
 youngest request is preempted: it is computed again later.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -20,13 +21,51 @@ from stoker.engine.step import Chunk, StepTokens
 from stoker.errors import RequestError
 from stoker.speculate.drafter import Drafter
 
+PACE_FADE = 0.8  # by which a forward counts for less with each that follows
+PAUSE_ALONE = 8  # so many pauses a step's prompts may take while nobody's answer runs
+FIRST_CHUNK = 512  # tokens, while no time is known
+
 Failed = tuple[Request, RequestError]  # a request whose mask failed, and how
+
+
+class Pace:
+    """How many prompt tokens a step takes: as many as fit, but no more than running answers may wait for.
+
+    A forward takes a time of its own, in which all weights are read, and some for each token. Both are fitted to the
+    forwards seen so far, later ones counting for more.
+    """
+
+    def __init__(self, most: int, pause_s: float) -> None:
+        self._most, self._pause = most, pause_s
+        self._sums = [0.0] * 5  # of 1, tokens, tokens^2, seconds, tokens * seconds
+        self._fixed = self._each = 0.0  # seconds of a forward, and of each token
+
+    def took(self, tokens: int, seconds: float) -> None:
+        terms = (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
+        self._sums = [PACE_FADE * old + new for old, new in zip(self._sums, terms, strict=True)]
+        count, n, nn, t, nt = self._sums
+        spread = count * nn - n * n
+        slope = (count * nt - n * t) / spread if spread > (0.1 * n) ** 2 else t / n
+        self._each = min(max(slope, 0.05 * t / n), t / n)
+        self._fixed = (t - self._each * n) / count
+
+    def budget(self, answers: bool) -> int:
+        """Prompt tokens of the next step, where `answers` run beside it or none do."""
+        limit = self._pause if answers else PAUSE_ALONE * self._pause
+        if limit == math.inf:
+            return self._most
+        if not self._each:
+            return min(self._most, FIRST_CHUNK)
+        # at least half of the time goes into tokens, or weights would be read again and again for a few of them
+        tokens = max(limit - self._fixed, self._fixed) / self._each
+        return max(CHUNK, min(self._most, int(min(tokens, self._most)) // CHUNK * CHUNK))
 
 
 class Scheduler:
     def __init__(self, config: EngineConfig, backend: Backend, drafter: Drafter | None) -> None:
         self.config, self._backend, self._drafter = config, backend, drafter
         self.pages, self.slots = Pool(config.pages), Pool(config.slots)
+        self.pace = Pace(config.prefill_budget, config.prefill_pause)
         self.prefixes = PrefixCache(self.pages, config.snapshots, config.snapshot_interval)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
@@ -93,14 +132,16 @@ class Scheduler:
         """Prompt chunks within the budget of a step. Requests whose mask failed are gone already."""
         chunks: list[Chunk] = []
         failed: list[Failed] = []
-        budget = self.config.prefill_budget
+        budget = self.pace.budget(answers=any(request.output for request in self.running))
         for request in list(self.running):
             family, end = request.stretch()
             if family is not Family.PREFILL or not budget:
                 continue
             # chunks end at multiples of 64 or with the stretch, so that chunking never shows in the bits
             stop = min(end, (request.computed + budget) // CHUNK * CHUNK)
-            stop = min([stop, *(place for place in request.snapshots_at if place > request.computed)])
+            inside = [place for place in request.snapshots_at if request.computed < place < stop]
+            if inside and not self._backend.keeps_inside:
+                stop, inside = inside[0], []
             if stop <= request.computed:
                 break
             first = None
@@ -113,7 +154,8 @@ class Scheduler:
                     self.remove(request)
                     failed.append((request, error))
                     continue
-            chunks.append(Chunk(request, request.tokens[request.computed : stop], first))
+            kept = [(place, index) for place in inside if (index := self._enter(request, place)) is not None]
+            chunks.append(Chunk(request, request.tokens[request.computed : stop], first, kept))
             budget -= stop - request.computed
         return chunks, failed
 
@@ -157,12 +199,15 @@ class Scheduler:
 
     def keep_prompt(self, request: Request) -> None:
         """Takes a snapshot if one belongs where the prompt is computed up to."""
-        position = request.computed
-        if position in request.snapshots_at:
-            place = request.chain.place(request.tokens, position)
-            index = self.prefixes.add(place, position, request.pages, clip(request.history, position))
+        if request.computed in request.snapshots_at:
+            index = self._enter(request, request.computed)
             if index is not None:
                 self._backend.save(request.slot, index)
+
+    def _enter(self, request: Request, position: int) -> int | None:
+        """Where the state at this position of a prompt is to be kept; None if there is a snapshot of it."""
+        place = request.chain.place(request.tokens, position)
+        return self.prefixes.add(place, position, request.pages, clip(request.history, position))
 
     def keep_output(self, request: Request) -> None:
         """Moves the snapshot in a request's own output to the multiple of 64 its last step reached or passed.

@@ -20,6 +20,7 @@ class Chunk:
     request: Request
     tokens: list[int]
     first: Row | None = None  # how the token after them is chosen, where they end the prompt
+    keeps: list[tuple[int, int]] = field(default_factory=list)  # places before its end, and snapshots to make there
 
 
 @dataclass(slots=True)

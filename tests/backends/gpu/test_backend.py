@@ -31,6 +31,7 @@ from stoker.backends.gpu.state import Bucket
 from stoker.backends.gpu.weights import StepWeights, pack_decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Event, Finish
+from stoker.engine.step import Chunk
 from stoker.sampling.settings import Sampling
 from stoker.speculate.combine import FirstOf
 from stoker.speculate.depth.controller import DepthController
@@ -342,6 +343,36 @@ def test_cached_text_equals_cold_text(gpu: Gpu, prompts, drafter) -> None:
     cold = ask(gpu(drafter), [longer], [settings], [depth])[0]
     assert told(second) == told(cold)
     warm.check_integrity()
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "dflash"])
+def test_prompts_computed_at_once_leave_the_snapshots_of_prompts_in_chunks(gpu: Gpu, prompts, drafter) -> None:
+    """Three prompts in one forward, with snapshots inside them; then more of the text goes on from each of those."""
+    long = [prompts[1] * 3, prompts[0] * 4, prompts[3] * 5]
+    settings = [replace(asked(i), max_tokens=6) for i in range(3)]
+    depths = [DEPTH] * 3
+    sizes: dict[str, Any] = {"pages": 48, "snapshots": 24, "snapshot_interval": 64}
+    at_once, in_chunks = gpu(drafter, prefill_budget=2048, **sizes), gpu(drafter, prefill_budget=64, **sizes)
+    forwards = []
+    prefill = at_once.backend.prefill
+
+    def noting(chunks: Sequence[Chunk]) -> None:
+        forwards.append([(len(chunk.tokens), len(chunk.keeps)) for chunk in chunks])
+        prefill(chunks)
+
+    at_once.backend.prefill = noting  # type: ignore[method-assign]
+    whole = ask(at_once, long, settings, depths)
+    assert [[tokens for tokens, _ in parts] for parts in forwards] == [[len(prompt) for prompt in long]]
+    assert all(keeps >= 2 for _, keeps in forwards[0])
+    assert [told(events) for events in whole] == [told(events) for events in ask(in_chunks, long, settings, depths)]
+    assert len(at_once.scheduler.prefixes) == len(in_chunks.scheduler.prefixes)
+    again = [[*prompt[:cut], 5, 7] for prompt, cut in zip(long, (65, 130, 194), strict=True)]
+    cold = ask(gpu(drafter, **sizes), again, settings, depths)
+    for engine in (at_once, in_chunks):
+        found = ask(engine, again, settings, depths)
+        assert [told(events) for events in found] == [told(events) for events in cold]
+        assert [events[-1].stats.cached_tokens for events in found] == [64, 128, 192]  # type: ignore[union-attr]
+    at_once.check_integrity()
 
 
 @pytest.mark.parametrize("kind", ["mtp", "dflash"])

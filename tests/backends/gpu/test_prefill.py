@@ -46,7 +46,7 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def parts(decoder: Decoder, chunk: int = 128) -> tuple[Any, Any, Any, Tensor]:
+def parts(decoder: Decoder, chunk: int = 128, keep: Any = None) -> tuple[Any, Any, Any, Tensor]:
     """Packed weights, a cache, a prefill over it and the pages of a sequence in slot 1."""
     from stoker.backends.gpu.kernels.deltanet import DeltaRing
     from stoker.backends.gpu.prefill import Prefill
@@ -59,7 +59,7 @@ def parts(decoder: Decoder, chunk: int = 128) -> tuple[Any, Any, Any, Tensor]:
         if isinstance(state, DeltaRing):
             state.recurrent.normal_()  # what another sequence left
     table = torch.tensor([2, 0, 1, 3], dtype=torch.int32)
-    return weights, cache, Prefill(decoder.config, weights, cache, chunk, taps=(0,)), table
+    return weights, cache, Prefill(decoder.config, weights, cache, chunk, (0,), keep), table
 
 
 def step_logits(decoder: Decoder, weights: Any, cache: Any, table: Tensor, ids: list[int], cached: int) -> Tensor:
@@ -78,34 +78,47 @@ def step_logits(decoder: Decoder, weights: Any, cache: Any, table: Tensor, ids: 
 
 
 def check_prompt() -> None:
-    """Weights of four formats; a prompt at once and in two chunks; then a step."""
+    """Weights of four formats; a prompt at once, in two chunks, and in company with a snapshot inside; then a step."""
+    from stoker.backends.gpu.prefill import Part
+
     decoder = model()
     quantize(decoder)
-    ids = random_ids(PROMPT)
+    ids, other = random_ids(PROMPT), random_ids(30)
     left = []
     for cuts in ([PROMPT], [64, PROMPT - 64]):
         weights, cache, prefill, table = parts(decoder)
         streams, features, at = [], [], 0
         for count in cuts:
-            chunk = ids[at : at + count].contiguous()
-            prefill.forward(chunk, table, slot=1, cached=at, choose=at + count == PROMPT)
+            prefill.forward(
+                ids[at : at + count].contiguous(), [Part(count, table, 1, at, chooses=at + count == PROMPT)]
+            )
             streams.append(prefill.buffers.x[:count].clone())
             features.append(prefill.features[:count].clone())
             at += count
-        assert int(prefill.token) == int(prefill.logits.argmax())
+            if at == 64:
+                half = _states(cache)
+        assert int(prefill.tokens[0]) == int(prefill.logits[0].argmax())
         scored = prefill.logits_of(count - 3, count).clone()
-        assert torch.equal(scored[2:], prefill.logits)
+        assert torch.equal(scored[2:], prefill.logits[:1])
         left.append((torch.cat(streams), torch.cat(features), scored, cache))
     whole, cut = left
     for index in range(3):
         assert torch.equal(whole[index], cut[index])
-    for first, second in zip(whole[3].layers, cut[3].layers, strict=True):
-        if hasattr(first, "keys"):
-            assert torch.equal(first.keys, second.keys)
-            assert torch.equal(first.values, second.values)
-        else:
-            assert torch.equal(first.recurrent[1], second.recurrent[1])
+    _assert_same_caches(whole[3], cut[3])
     after = step_logits(decoder, weights, cut[3], table, AFTER, PROMPT)
+
+    kept: list[tuple[Any, ...]] = []
+    weights, cache, prefill, table = parts(decoder, keep=lambda *place: kept.append((*place, _states(cache)[place[0]])))
+    both = [Part(30, table[2:3].contiguous(), 0, 0), Part(PROMPT, table, 1, 0, keeps=[(64, 5)])]
+    prefill.forward(torch.cat([other, ids]), both)
+    assert torch.equal(prefill.buffers.x[30 : 30 + PROMPT], whole[0])
+    assert torch.equal(prefill.logits_of(30 + PROMPT - 3, 30 + PROMPT), whole[2])
+    assert torch.equal(prefill.logits[1:2], whole[2][2:])
+    assert int(prefill.tokens[1]) == int(prefill.logits[1].argmax())
+    assert not torch.equal(prefill.logits[0], prefill.logits[1])
+    _assert_same_caches(whole[3], cache, pages=table[:2].long())
+    assert [each[:4] for each in kept] == [(layer, 1, 64, 5) for layer in range(len(half))]
+    assert all(torch.equal(each[4], state) for each, state in zip(kept, half, strict=True)), "as if a chunk ended there"
 
     theirs = Cache.allocate(decoder.config, pages=2, slots=1, window=2)
     with torch.inference_mode():
@@ -119,27 +132,49 @@ def check_prompt() -> None:
         assert error(after[row], expected[row]) < LIMIT, row
 
 
+def _states(cache: Any) -> list[Tensor]:
+    """Recurrent states of slot 1."""
+    return [layer.recurrent[1].clone() for layer in cache.layers if hasattr(layer, "recurrent")]
+
+
+def _assert_same_caches(first: Any, second: Any, pages: Any = slice(None)) -> None:
+    for one, two in zip(first.layers, second.layers, strict=True):
+        if hasattr(one, "keys"):
+            assert torch.equal(one.keys[pages], two.keys[pages])
+            assert torch.equal(one.values[pages], two.values[pages])
+        else:
+            assert torch.equal(one.recurrent[1], two.recurrent[1])
+
+
 def check_replay() -> None:
     """A step of two tokens of which one is accepted, then more of the prompt: against the accepted tokens in a row."""
+    from stoker.backends.gpu.prefill import Part
+    from stoker.backends.gpu.slots import SlotCache
+
     decoder = model()
     ids = random_ids(14)
     weights, cache, prefill, table = parts(decoder)
-    prefill.forward(ids[:9].contiguous(), table, slot=1, cached=0)
+    slots = SlotCache(cache, weights, 2)
+    prefill.forward(ids[:9].contiguous(), [Part(9, table, 1, 0)])
+    slots.holds(1, 9)
     step_logits(decoder, weights, cache, table, [int(ids[9]), 63], 9)
-    prefill.forward(ids[10:].contiguous(), table, slot=1, cached=10, replay=1)
-    found = prefill.logits.clone()
+    slots.holds(1, 9)
+    slots.settle_at(1, 10)
+    prefill.forward(ids[10:].contiguous(), [Part(4, table, 1, 10)])
+    found = prefill.logits[:1].clone()
     weights, cache, prefill, table = parts(decoder)
-    prefill.forward(ids, table, slot=1, cached=0)
-    assert error(found, prefill.logits) < LIMIT
-    without = prefill.logits.clone()
+    prefill.forward(ids, [Part(14, table, 1, 0)])
+    assert error(found, prefill.logits[:1]) < LIMIT
+    without = prefill.logits[:1].clone()
     weights, cache, prefill, table = parts(decoder)
-    prefill.forward(ids[[*range(9), *range(10, 14)]].contiguous(), table, slot=1, cached=0)
-    assert error(without, prefill.logits) > 5 * LIMIT, "a token left out would show"
+    prefill.forward(ids[[*range(9), *range(10, 14)]].contiguous(), [Part(13, table, 1, 0)])
+    assert error(without, prefill.logits[:1]) > 5 * LIMIT, "a token left out would show"
 
 
 def check_mtp() -> None:
     """Keys and stream of the head against the CPU's, fed with the same stream."""
     from stoker.backends.cpu.cache import KVPages
+    from stoker.backends.gpu.prefill import Part
     from stoker.backends.gpu.state import GpuCache
     from stoker.weights.model_config import FULL
 
@@ -149,13 +184,14 @@ def check_mtp() -> None:
     _, _, prefill, table = parts(decoder, 64)
     (pages,) = GpuCache.allocate(decoder.config, pages=4, slots=1, window=1, device="cpu", kinds=[FULL]).layers
     assert isinstance(pages, KVPages)
-    prefill.forward(ids[:6].contiguous(), table, slot=1, cached=0)
+    part = Part(6, table, 1, 0)
+    prefill.forward(ids[:6].contiguous(), [part])
     stream, following = prefill.buffers.x[:6].clone(), ids[1:].contiguous()
-    prefill.draft(following, table, pages, cached=0)
+    prefill.draft(following, [part], pages)
     assert torch.equal(prefill.buffers.x[:6], stream), "the trunk's stream is left as it is"
     found, keys = prefill.buffers.normed[:6].clone(), pages.keys.clone()
     pages.keys.zero_()
-    prefill.draft(following, table, pages, cached=0, keys_only=True)
+    prefill.draft(following, [part], pages, keys_only=True)
     assert torch.equal(pages.keys, keys)
     theirs = KVPages.allocate(1, decoder.config.num_kv_heads, decoder.config.head_dim, torch.bfloat16, "cpu")
     with torch.inference_mode():
@@ -166,13 +202,15 @@ def check_mtp() -> None:
 
 
 def check_messages() -> None:
+    from stoker.backends.gpu.prefill import Part, Prefill
+
     decoder = model()
     weights, cache, prefill, table = parts(decoder)
     with pytest.raises(RequestError, match=re.escape("a chunk has 1 to 128 tokens, found 129.")):
-        prefill.forward(random_ids(129), table, slot=1, cached=0)
+        prefill.forward(random_ids(129), [Part(129, table, 1, 0)])
     with pytest.raises(RequestError, match=re.escape("250 + 7 tokens do not fit the 256 places of 4 pages.")):
-        prefill.forward(random_ids(7), table, slot=1, cached=250)
-    from stoker.backends.gpu.prefill import Prefill
-
+        prefill.forward(random_ids(7), [Part(7, table, 1, 250)])
+    with pytest.raises(ValueError, match=re.escape("7 tokens were given for 2 parts of [3, 3].")):
+        prefill.forward(random_ids(7), [Part(3, table, 1, 0), Part(3, table, 0, 0)])
     with pytest.raises(ValueError, match="a chunk has a multiple of 64 tokens up to 65,536, not 100"):
         Prefill(decoder.config, weights, cache, 100)

@@ -45,6 +45,10 @@ class CpuBackend:
 
     # -- computing
 
+    @property
+    def keeps_inside(self) -> bool:
+        return False
+
     def prompt_groups(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
         return [chunks] if chunks else []
 
@@ -54,6 +58,10 @@ class CpuBackend:
                 self.network.flush(chunk.request.slot)  # the steps before must be in its KV when the prompt goes on
         self._chunks = chunks
         self._forward(Family.PREFILL, chunks)
+
+    def wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def prompt_logits(self, index: int, start: int, stop: int) -> Tensor:
         first = sum(len(chunk.tokens) for chunk in self._chunks[:index])

@@ -17,6 +17,7 @@ from stoker.backends.gpu.dflash import DFlashObserve
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp, Network, copy_tables, fill_numbers, is_plain
 from stoker.backends.gpu.graphs import Download, Recorder, Upload
 from stoker.backends.gpu.mtp import MtpObserve
+from stoker.backends.gpu.prefill import MOST_PARTS
 from stoker.backends.gpu.prompts import Prompts
 from stoker.backends.gpu.slots import SlotCache
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
@@ -130,7 +131,7 @@ class GpuBackend:
         if network:
             network.bind(self.tables, recorder, longest)
         self.graphs = recorder.count
-        self.prompts = Prompts(model, engine, weights, self.cache, network, self.tables, longest)
+        self.prompts = Prompts(model, engine, weights, self.cache, self.snapshots, network, self.tables, longest)
         self._last: tuple[Program, list[int]] | None = None  # program and slots of the last forward, if it was a step
 
     def _programs(self, recorder: Recorder) -> list[Program]:
@@ -166,20 +167,26 @@ class GpuBackend:
 
     # -- computing
 
-    def prompt_groups(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Each alone."""
-        return [[chunk] for chunk in chunks]
+    @property
+    def keeps_inside(self) -> bool:
+        return True
+
+    def prompt_groups(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
+        return [chunks[start : start + MOST_PARTS] for start in range(0, len(chunks), MOST_PARTS)]
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
-        (chunk,) = chunks
-        self.prompts.run(chunk)
+        self.prompts.run(chunks)
         self._last = None
 
+    def wait(self) -> None:
+        if self.tables.is_cuda:
+            torch.cuda.current_stream(self.tables.device).synchronize()
+
     def prompt_logits(self, index: int, start: int, stop: int) -> Tensor:
-        return self.prompts.logits_of(start, stop)
+        return self.prompts.logits_of(index, start, stop)
 
     def first_tokens(self) -> Choices:
-        return self.prompts.first_token()
+        return self.prompts.first_tokens()
 
     def step_groups(self, entries: Sequence[StepTokens]) -> list[list[StepTokens]]:
         """That fit a bucket each."""
@@ -206,7 +213,7 @@ class GpuBackend:
 
     def observe(self, following: Sequence[Sequence[int]]) -> None:
         if self._last is None:
-            self.prompts.show(following[0])
+            self.prompts.show(following)
         else:
             program, slots = self._last
             program.watch(slots, following)

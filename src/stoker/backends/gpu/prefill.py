@@ -1,12 +1,14 @@
-"""A prompt on the GPU, chunk by chunk: many rows of one sequence through all layers, in the prefill family.
+"""Prompts on the GPU, chunk by chunk: many rows of one or several sequences through all layers, in the prefill family.
 
-DeltaNet chunks are anchored at absolute multiples of 64, every sum has one order: cut anywhere at multiples of 64, a
-prompt leaves the same bits in pages, state and stream. Nothing waits for the host, and what lies between launches was
-allocated before. A step goes on where the last chunk ended, with nothing to replay.
+Products and experts take the rows of all sequences at once, attention and DeltaNet those of one after the other.
+DeltaNet chunks are anchored at absolute multiples of 64, every sum has one order: cut anywhere at multiples of 64,
+alone or in company, a prompt leaves the same bits in pages, state and stream. Nothing waits for the host, and what lies
+between launches was allocated before. A step goes on where the last chunk ended, with nothing to replay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import Pages
-from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences, deltanet
+from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.backends.gpu.kernels.drafter import swiglu
 from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.kernels.linear import Best, linear
@@ -30,6 +32,25 @@ from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights
 from stoker.engine.backend import SCORED_ROWS
 from stoker.errors import RequestError
 from stoker.weights.model_config import ModelConfig
+
+MOST_PARTS = SCORED_ROWS  # sequences of a forward: so many first tokens are chosen at a time
+Keep = Callable[[int, int, int, int], None]  # what is to be kept of a DeltaNet layer: layer, slot, position, snapshot
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a forward that are one sequence's: `count` tokens at positions `cached` on.
+
+    Its pages are `table` [P] int32. Its recurrent state lies in `slot` and holds all tokens before them; where nothing
+    is cached, it begins with zeros.
+    """
+
+    count: int
+    table: Tensor
+    slot: int
+    cached: int
+    keeps: Sequence[tuple[int, int]] = ()  # positions among its tokens, ascending, and the snapshots to make there
+    chooses: bool = True  # what follows its last token is wanted
 
 
 @dataclass(frozen=True)
@@ -96,91 +117,109 @@ class PrefillBuffers:
 
 
 class Prefill:
-    """Chunks of up to `chunk` tokens. What a forward leaves, of its T tokens: `buffers.x` and `buffers.normed`, the
-    stream before and after the final norm; `features` [T, n * H], the stream after the layers of `taps`; and after the
-    last token `logits` [1, vocab] fp32 and the best `token` [1] int32."""
+    """Chunks of up to `chunk` tokens in all. What a forward leaves, of its T tokens: `buffers.x` and `buffers.normed`,
+    the stream before and after the final norm; `features` [T, n * H], the stream after the layers of `taps`; and of the
+    parts that choose, in their order, `logits` [MOST_PARTS, vocab] fp32 after the last token and the best `tokens`
+    [MOST_PARTS] int32."""
 
     def __init__(
-        self, config: ModelConfig, weights: StepWeights, cache: GpuCache, chunk: int, taps: Sequence[int] = ()
+        self,
+        config: ModelConfig,
+        weights: StepWeights,
+        cache: GpuCache,
+        chunk: int,
+        taps: Sequence[int] = (),
+        keep: Keep | None = None,
     ) -> None:
         if chunk < CHUNK or chunk % CHUNK or chunk > 65536:
             raise ValueError(f"a chunk has a multiple of {CHUNK} tokens up to 65,536, not {chunk}")
         self.config, self.weights, self.cache, self.chunk = config, weights, cache, chunk
         self.buffers = PrefillBuffers.allocate(config, weights, chunk)
         device, head = weights.embedding.device, weights.head
-        self._taps = tuple(taps)
+        self._taps, self._keep = tuple(taps), keep
         self.features = torch.empty(chunk, len(taps) * config.hidden_size, dtype=torch.bfloat16, device=device)
-        self.logits = torch.empty(1, config.vocab_size, device=device)
-        self.token = torch.empty(1, dtype=torch.int32, device=device)
+        self.logits = torch.empty(MOST_PARTS, config.vocab_size, device=device)
+        self.tokens = torch.empty(MOST_PARTS, dtype=torch.int32, device=device)
+        self._lasts = torch.empty(MOST_PARTS, config.hidden_size, dtype=torch.bfloat16, device=device)
         units = head.rows // UNIT
-        index = torch.empty(1, units, dtype=torch.int32, device=device)
-        self._best = Best(torch.empty(1, units, device=device), index, self.logits)
-        self._scored = Best(
-            torch.empty(SCORED_ROWS, units, device=device),
-            torch.empty(SCORED_ROWS, units, dtype=torch.int32, device=device),
-            torch.empty(SCORED_ROWS, config.vocab_size, device=device),
-        )
+
+        def best(rows: int, logits: Tensor) -> Best:
+            index = torch.empty(rows, units, dtype=torch.int32, device=device)
+            return Best(torch.empty(rows, units, device=device), index, logits)
+
+        self._best = best(MOST_PARTS, self.logits)
+        self._scored = best(SCORED_ROWS, torch.empty(SCORED_ROWS, config.vocab_size, device=device))
         # heads of up to 8,192 rows are multiplied in two parts
         self._space = Workspace.allocate(2 * SCORED_ROWS * 8192, head.rows // UNIT, device)
 
-    def forward(
-        self, token_ids: Tensor, table: Tensor, *, slot: int, cached: int, replay: int = 0, choose: bool = True
-    ) -> None:
-        """token_ids [T] int32 at positions `cached` on of the sequence whose pages are `table` [P] int32 and whose
-        recurrent state lies in `slot`. The first `replay` tokens of its last step, which `cached` counts, are brought
-        into that state first; where nothing is cached, it begins with zeros. `choose`: what follows the last token is
-        wanted."""
-        tokens = self._check(token_ids, table, cached)
+    def forward(self, token_ids: Tensor, parts: Sequence[Part]) -> None:
+        """token_ids [T] int32 of all parts, one behind the other."""
+        tokens = self._check(token_ids, parts)
         weights, buffers, eps = self.weights, self.buffers, self.config.rms_norm_eps
         layers, x, normed = weights.layers, buffers.x[:tokens], buffers.normed[:tokens]
         embed(token_ids, weights.embedding, x, layers[0].input_norm, normed, eps)
         following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
+        deltas = 0
         for index, (layer, state, scale) in enumerate(zip(layers, self.cache.layers, following, strict=True)):
-            if isinstance(state, DeltaRing) and not cached:
-                state.recurrent[slot].zero_()
-            elif isinstance(state, DeltaRing) and replay:
-                self._commit(layer, state, slot, cached, replay)
-            self._layer(layer, state, table, x, scale, slot, cached)
+            self._layer(layer, state, parts, x, scale, deltas)
+            deltas += isinstance(state, DeltaRing)
             if index in self._taps:
                 room = self.features[:tokens].unflatten(1, (len(self._taps), -1))
                 room[:, self._taps.index(index)].copy_(x)
-        if choose:
-            linear(normed[-1:], weights.head, self._best, self._space)
-            best_tokens(self._best, self.config.vocab_size, self.token)
+        self._choose(normed, parts)
+
+    def _choose(self, normed: Tensor, parts: Sequence[Part]) -> None:
+        """Logits and the best token after the last rows of the parts that want them."""
+        ends = accumulate(part.count for part in parts)
+        rows = [end - 1 for end, part in zip(ends, parts, strict=True) if part.chooses]
+        if not rows:
+            return
+        count, whole = len(rows), self._best
+        for place, row in enumerate(rows):
+            self._lasts[place].copy_(normed[row])
+        best = _first(whole, count)
+        linear(self._lasts[:count], self.weights.head, best, self._space)
+        best_tokens(best, self.config.vocab_size, self.tokens[:count])
 
     def logits_of(self, start: int, stop: int) -> Tensor:
         """[stop - start, vocab] fp32 after these rows of the last forward, at most SCORED_ROWS; until the next call."""
-        rows, whole = stop - start, self._scored
-        assert whole.logits is not None
-        some = Best(whole.values[:rows], whole.rows[:rows], whole.logits[:rows])
+        some = _first(self._scored, stop - start)
         linear(self.buffers.normed[start:stop], self.weights.head, some, self._space)
         assert some.logits is not None
         return some.logits
 
-    def draft(self, following: Tensor, table: Tensor, pages: KVPages, *, cached: int, keys_only: bool = False) -> None:
+    def draft(self, following: Tensor, parts: Sequence[Part], pages: KVPages, *, keys_only: bool = False) -> None:
         """The MTP head over the rows of the last forward and the tokens after them, `following` [T] int32: fills its
         keys and values in `pages`, and leaves its stream in `buffers.drafted` unless only keys are wanted."""
         mtp, buffers = self.weights.mtp, self.buffers
         if mtp is None:
             raise ValueError("this model has no MTP head")
-        tokens = self._check(following, table, cached)
+        tokens = self._check(following, parts)
         joined, x, normed = buffers.joined[:tokens], buffers.drafted[:tokens], buffers.normed[:tokens]
         mtp_inputs(following, self.weights.embedding, buffers.x[:tokens], mtp.first, joined)
         prefill_linear(joined, mtp.fc, x, buffers.scratch)
         norm(x, mtp.layer.input_norm, normed, self.config.rms_norm_eps)
         if not keys_only:
-            self._layer(mtp.layer, pages, table, x, mtp.norm, 0, cached)
+            self._layer(mtp.layer, pages, parts, x, mtp.norm)
             return
         assert isinstance(mtp.layer.mixer, AttentionLayer)
         y = _cut(buffers.projected, tokens, mtp.layer.mixer.inputs.out_features)
         prefill_linear(normed, mtp.layer.mixer.inputs, y, buffers.scratch)
-        write_keys(y, None, _pages(pages, table), mtp.layer.mixer.weights, heads_of(self.config), cached)
+        for part, rows in _rows(parts):
+            heads = heads_of(self.config)
+            write_keys(y[rows], None, _pages(pages, part.table), mtp.layer.mixer.weights, heads, part.cached)
 
     def _layer(
-        self, layer: LayerWeights, state: KVPages | DeltaRing, table: Tensor, x: Tensor, next_scale: Tensor,
-        slot: int, cached: int,
-    ) -> None:  # fmt: skip
-        """`buffers.normed` holds the stream x after the layer's first norm, and afterwards after `next_scale`'s."""
+        self,
+        layer: LayerWeights,
+        state: KVPages | DeltaRing,
+        parts: Sequence[Part],
+        x: Tensor,
+        next_scale: Tensor,
+        delta_index: int = 0,
+    ) -> None:
+        """`buffers.normed` holds the stream x after the layer's first norm, and afterwards after `next_scale`'s.
+        `delta_index` counts DeltaNet layers."""
         buffers, tokens, eps = self.buffers, x.shape[0], self.config.rms_norm_eps
         normed, scratch, mixer = buffers.normed[:tokens], buffers.scratch, layer.mixer
         y = _cut(buffers.projected, tokens, mixer.inputs.out_features)
@@ -188,19 +227,46 @@ class Prefill:
         prefill_linear(normed, mixer.inputs, y, scratch)
         if isinstance(mixer, AttentionLayer):
             assert isinstance(state, KVPages)
-            queries, heads = buffers.queries[:tokens], heads_of(self.config)
-            prefill_attention(y, mixed, queries, _pages(state, table), mixer.weights, heads, cached)
+            heads = heads_of(self.config)
+            for part, rows in _rows(parts):
+                pages, queries = _pages(state, part.table), buffers.queries[rows]
+                prefill_attention(y[rows], mixed[rows], queries, pages, mixer.weights, heads, part.cached)
         else:
             assert isinstance(state, DeltaRing)
-            assert buffers.prepared is not None
             gates = None
             if mixer.gates is not None:
                 gates = buffers.gates[:tokens]
                 prefill_linear(normed, mixer.gates, gates, scratch)
-            prefill_deltanet(y, mixed, state, mixer.weights, buffers.prepared, slot, cached, gates)
+            for part, rows in _rows(parts):
+                own_gates = None if gates is None else gates[rows]
+                self._delta(mixer, state, part, y[rows], mixed[rows], own_gates, delta_index)
         prefill_linear(mixed, mixer.out, x, scratch, add=True)
         norm(x, layer.post_norm, normed, eps, buffers.ordered[:tokens])
         self._experts(layer, x, next_scale)
+
+    def _delta(
+        self,
+        mixer: DeltaLayer,
+        state: DeltaRing,
+        part: Part,
+        y: Tensor,
+        out: Tensor,
+        gates: Tensor | None,
+        delta_index: int,
+    ) -> None:
+        """One sequence through a DeltaNet layer, in pieces that end where snapshots are made: as when a chunk ends."""
+        assert self.buffers.prepared is not None
+        slot, cached = part.slot, part.cached
+        if not cached:
+            state.recurrent[slot].zero_()
+        places = [cached, *(position for position, _ in part.keeps), cached + part.count]
+        for piece, (start, stop) in enumerate(pairwise(places)):
+            rows = slice(start - cached, stop - cached)
+            piece_gates = None if gates is None else gates[rows]
+            prefill_deltanet(y[rows], out[rows], state, mixer.weights, self.buffers.prepared, slot, start, piece_gates)
+            if piece < len(part.keeps):
+                assert self._keep is not None
+                self._keep(delta_index, slot, stop, part.keeps[piece][1])
 
     def _experts(self, layer: LayerWeights, x: Tensor, next_scale: Tensor) -> None:
         moe, config, buffers, tokens = layer.moe, self.config.moe, self.buffers, x.shape[0]
@@ -227,23 +293,30 @@ class Prefill:
             prefill_linear(middle, moe.shared_down, shared, scratch)
         combine(outputs, choice, shared, x, next_scale, normed, self.config.rms_norm_eps)
 
-    def _commit(self, layer: LayerWeights, state: DeltaRing, slot: int, cached: int, replay: int) -> None:
-        """A step without tokens: it takes the accepted ones of the step before into the state."""
-        assert isinstance(layer.mixer, DeltaLayer)
-        buffers, mixer = self.buffers, layer.mixer
-        numbers = torch.tensor([slot, cached, 0, replay], dtype=torch.int32, device=buffers.x.device)
-        sequences = Sequences(1, *numbers.split(1))
-        gates = None if mixer.gates is None else buffers.gates[:1]
-        y, out = _cut(buffers.projected, 1, mixer.inputs.out_features), _cut(buffers.mixed, 1, mixer.out.in_features)
-        deltanet(y, out, state, mixer.weights, sequences, gates=gates)
-
-    def _check(self, ids: Tensor, table: Tensor, cached: int) -> int:
-        tokens, room = ids.shape[0], table.shape[0] * PAGE_SIZE
+    def _check(self, ids: Tensor, parts: Sequence[Part]) -> int:
+        tokens = ids.shape[0]
         if not 1 <= tokens <= self.chunk:
             raise RequestError(f"a chunk has 1 to {self.chunk:,} tokens, found {tokens:,}.")
-        if cached < 0 or cached + tokens > room:
-            raise RequestError(f"{cached:,} + {tokens:,} tokens do not fit the {room:,} places of {len(table)} pages.")
+        if sum(part.count for part in parts) != tokens or len(parts) > MOST_PARTS:
+            raise ValueError(f"{tokens} tokens were given for {len(parts)} parts of {[part.count for part in parts]}.")
+        for part in parts:
+            pages, cached = len(part.table), part.cached
+            room = pages * PAGE_SIZE
+            if cached < 0 or cached + part.count > room:
+                raise RequestError(
+                    f"{cached:,} + {part.count:,} tokens do not fit the {room:,} places of {pages} pages."
+                )
         return tokens
+
+
+def _rows(parts: Sequence[Part]) -> list[tuple[Part, slice]]:
+    stops = [0, *accumulate(part.count for part in parts)]
+    return [(part, slice(*stops[index : index + 2])) for index, part in enumerate(parts)]
+
+
+def _first(best: Best, rows: int) -> Best:
+    assert best.logits is not None
+    return Best(best.values[:rows], best.rows[:rows], best.logits[:rows])
 
 
 def _cut(flat: Tensor, rows: int, width: int) -> Tensor:

@@ -1,6 +1,8 @@
 """Prompts on the GPU as the engine asks for them: chunk by chunk, and what a drafting network wants to know of each."""
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,8 +14,8 @@ from stoker.backends.gpu.dflash import DFlashObserve
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp, Network, fill_numbers, is_plain
 from stoker.backends.gpu.graphs import Download, Upload
 from stoker.backends.gpu.kernels.launch import MAX_TOKENS
-from stoker.backends.gpu.prefill import Prefill
-from stoker.backends.gpu.slots import SlotCache
+from stoker.backends.gpu.prefill import MOST_PARTS, Part, Prefill
+from stoker.backends.gpu.slots import GpuSnapshots, SlotCache
 from stoker.backends.gpu.state import Bucket, StepInputs
 from stoker.backends.gpu.weights import StepWeights
 from stoker.engine.backend import Choices
@@ -30,21 +32,25 @@ class Prompts:
         engine: EngineConfig,
         weights: StepWeights,
         cache: SlotCache,
+        snapshots: GpuSnapshots,
         network: Network | None,
         tables: Tensor,
         longest: int,
     ) -> None:
         device, chunk = tables.device, engine.prefill_budget
-        self._cache, self._tables = cache, tables
-        # of the last chunk: its slot, tokens computed before it and in it, and tokens of the whole prompt
-        self._slot = self._start = self._count = self._prompt = 0
-        self._first: Row | None = None  # how the token after it is chosen, until that is done
-        self._prefill = Prefill(config, weights, cache.tensors, chunk, network.taps if network else ())
-        self._token = Download(self._prefill.token)
+        self._cache, self._tables, deltas = cache, tables, cache.tensors.deltas
+        keep = None if deltas is None else partial(snapshots.save_layer, deltas)
+        self._prefill = Prefill(config, weights, cache.tensors, chunk, network.taps if network else (), keep)
+        self._chosen = Download(self._prefill.tokens)
+        # of the last forward: its parts, the rows each begins with, and those that end a prompt
+        self._parts: list[Part] = []
+        self._begins: list[int] = []
+        self._ends: list[bool] = []
+        self._firsts: list[Row] = []  # how the tokens after prompts are chosen, until that is done
         # the ids of a chunk, then those that follow each
         self._ids = torch.zeros(2, chunk, dtype=torch.int32, device=device)
         self._uploads = [Upload(row) for row in self._ids]
-        self._table = torch.zeros(tables.shape[1], dtype=torch.int32, device=device)
+        self._pages = torch.zeros(min(MOST_PARTS, engine.slots), tables.shape[1], dtype=torch.int32, device=device)
         self._mtp = network.network if isinstance(network, GpuMtp) else None
         self._context = None
         if isinstance(network, GpuDFlash):
@@ -55,50 +61,60 @@ class Prompts:
             self._rows = torch.zeros_like(self._prefill.features[: bucket.rows])
             self._context = DFlashObserve(network.network, self._rows, self._inputs)
 
-    def run(self, chunk: Chunk) -> None:
-        """A chunk of a prompt."""
-        request, count = chunk.request, len(chunk.tokens)
-        start, slot = request.computed, request.slot
-        self._slot, self._start, self._count, self._prompt = slot, start, count, len(request.prompt)
-        self._first = chunk.first
-        self._table.copy_(self._tables[slot])
-        self._prefill.forward(
-            self._sent(0, chunk.tokens), self._table, slot=slot, cached=start,
-            replay=self._cache.pending(slot, start), choose=chunk.first is not None,
-        )  # fmt: skip
-        self._cache.holds(slot, start + count)
+    def run(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks of different prompts, no more than MOST_PARTS."""
+        parts = []
+        for chunk, pages in zip(chunks, self._pages, strict=False):
+            request, count = chunk.request, len(chunk.tokens)
+            pages.copy_(self._tables[request.slot])
+            self._cache.settle_at(request.slot, request.computed)
+            ends = chunk.first is not None
+            parts.append(Part(count, pages, request.slot, request.computed, chunk.keeps, ends))
+        self._parts = parts
+        self._begins = [0, *accumulate(part.count for part in parts)][:-1]
+        self._ends = [chunk.request.computed + len(chunk.tokens) == len(chunk.request.prompt) for chunk in chunks]
+        self._firsts = [chunk.first for chunk in chunks if chunk.first is not None]
+        self._prefill.forward(self._sent(0, [token for chunk in chunks for token in chunk.tokens]), parts)
+        for part in parts:
+            self._cache.holds(part.slot, part.cached + part.count)
 
-    def logits_of(self, start: int, stop: int) -> Tensor:
-        """After these rows of the last chunk."""
-        return self._prefill.logits_of(start, stop)
+    def logits_of(self, index: int, start: int, stop: int) -> Tensor:
+        """After these rows of a part of the last forward."""
+        return self._prefill.logits_of(self._begins[index] + start, self._begins[index] + stop)
 
-    def first_token(self) -> Choices:
-        """What follows the last chunk, which ended its prompt."""
-        row, logits = self._first, self._prefill.logits
-        assert row is not None
-        self._first = None
-        special = row.allowed is not None or not is_plain(row.sampling)
-        token = int(choose(logits, [row])[0]) if special else int(self._token.read()[0])
-        return Choices([token], logits, [0])
+    def first_tokens(self) -> Choices:
+        """What follows the parts of the last forward that ended their prompts."""
+        rows, self._firsts = self._firsts, []
+        logits, count = self._prefill.logits, len(rows)
+        special = [at for at, row in enumerate(rows) if row.allowed is not None or not is_plain(row.sampling)]
+        if special:
+            chosen = choose(logits[special], [rows[at] for at in special])
+            self._prefill.tokens[special] = chosen.int()
+        return Choices(self._chosen.read()[:count].tolist(), logits, list(range(count)))
 
-    def show(self, following: Sequence[int]) -> None:
-        """To the drafting network: the rows of the last chunk, and for an MTP head the tokens that follow."""
-        slot, start, count = self._slot, self._start, self._count
+    def show(self, following: Sequence[Sequence[int]]) -> None:
+        """To the drafting network: the rows of the last forward, and for an MTP head the tokens that follow."""
         if self._mtp is not None:
             assert isinstance(self._mtp.pages, KVPages)
-            more = start + count < self._prompt  # only the last token's output is drafted from
-            after = self._sent(1, following)
-            self._prefill.draft(after, self._table, self._mtp.pages, cached=start, keys_only=more)
-            if not more:
-                self._mtp.last[slot].copy_(self._prefill.buffers.drafted[count - 1])
+            after = self._sent(1, [token for tokens in following for token in tokens])
+            # only the output at a prompt's last token is drafted from
+            self._prefill.draft(after, self._parts, self._mtp.pages, keys_only=not any(self._ends))
+            for part, begin, ends in zip(self._parts, self._begins, self._ends, strict=True):
+                if ends:
+                    self._mtp.last[part.slot].copy_(self._prefill.buffers.drafted[begin + part.count - 1])
         if self._context is not None:
-            width = min(self._inputs.tables.shape[1], len(self._table))
-            self._inputs.tables[0, :width].copy_(self._table[:width])
-            for done in range(0, count, self._bucket.rows):
-                rows = min(self._bucket.rows, count - done)
-                fill_numbers(self._piece, self._bucket, [([], slot, start + done, rows, 0)])
-                self._rows[:rows].copy_(self._prefill.features[done : done + rows])
-                self._context.run()
+            for part, begin in zip(self._parts, self._begins, strict=True):
+                self._show_context(part, begin)
+
+    def _show_context(self, part: Part, begin: int) -> None:
+        assert self._context is not None
+        width = min(self._inputs.tables.shape[1], len(part.table))
+        self._inputs.tables[0, :width].copy_(part.table[:width])
+        for done in range(0, part.count, self._bucket.rows):
+            rows = min(self._bucket.rows, part.count - done)
+            fill_numbers(self._piece, self._bucket, [([], part.slot, part.cached + done, rows, 0)])
+            self._rows[:rows].copy_(self._prefill.features[begin + done : begin + done + rows])
+            self._context.run()
 
     def _sent(self, row: int, numbers: Sequence[int]) -> Tensor:
         self._uploads[row].open()[: len(numbers)] = numbers

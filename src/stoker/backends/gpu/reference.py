@@ -7,6 +7,7 @@ They spell out every weight in fp64: for small models, and hundreds of times as 
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -29,6 +30,7 @@ from stoker.backends.gpu.kernels.linear import Best, Norm, Stream
 from stoker.backends.gpu.kernels.route import Routing
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import PackedWeight
+from stoker.backends.gpu.prefill import MOST_PARTS, Keep, Part
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
 from stoker.backends.gpu.weights import DeltaLayer, StepWeights
 from stoker.weights.model_config import ModelConfig
@@ -283,40 +285,62 @@ class Prefill:
     """Takes the place of the prefill path: as many steps as the ring has room for, then all of it in the state."""
 
     def __init__(
-        self, config: ModelConfig, weights: StepWeights, cache: GpuCache, chunk: int, taps: Sequence[int] = ()
+        self,
+        config: ModelConfig,
+        weights: StepWeights,
+        cache: GpuCache,
+        chunk: int,
+        taps: Sequence[int] = (),
+        keep: Keep | None = None,
     ) -> None:
-        self._config, self._weights, self._cache, self._taps = config, weights, cache, taps
+        self._config, self._weights, self._cache, self._taps, self._keep = config, weights, cache, taps, keep
         self._device = device = weights.embedding.device
 
         def zeros(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.zeros(rows, columns, dtype=dtype, device=device)
 
         self.features = zeros(chunk, len(taps) * config.hidden_size)
-        self.logits, self.token = zeros(1, config.vocab_size, torch.float32), zeros(1, 1, torch.int32)[0]
+        self.logits = zeros(MOST_PARTS, config.vocab_size, torch.float32)
+        self.tokens = zeros(MOST_PARTS, 1, torch.int32)[:, 0]
         self.buffers = SimpleNamespace(drafted=zeros(chunk, config.hidden_size))
         self._x, self._logits = zeros(chunk, config.hidden_size), zeros(chunk, config.vocab_size, torch.float32)
 
-    def forward(
-        self, token_ids: Tensor, table: Tensor, *, slot: int, cached: int, replay: int = 0, choose: bool = True
-    ) -> None:
-        assert cached % 64 == 0, "chunks are anchored at multiples of 64"
+    def forward(self, token_ids: Tensor, parts: Sequence[Part]) -> None:
+        begin, chosen = 0, 0
+        for part in parts:
+            assert part.cached % 64 == 0, "chunks are anchored at multiples of 64"
+            places = [0, *(position - part.cached for position, _ in part.keeps), part.count]
+            for piece, (start, stop) in enumerate(pairwise(places)):
+                rows = slice(begin + start, begin + stop)
+                self._piece(token_ids[rows], part, part.cached + start, rows)
+                if piece < len(part.keeps):
+                    for layer in range(sum(isinstance(state, DeltaRing) for state in self._cache.layers)):
+                        assert self._keep is not None
+                        self._keep(layer, part.slot, part.cached + stop, part.keeps[piece][1])
+            begin += part.count
+            if part.chooses:
+                self.logits[chosen] = self._logits[begin - 1]
+                self.tokens[chosen] = self.logits[chosen].argmax()
+                chosen += 1
+
+    def _piece(self, token_ids: Tensor, part: Part, cached: int, whole: slice) -> None:
+        """Tokens of one sequence, which its state then holds; what they leave goes to the rows of `whole`."""
         assert self._cache.deltas is not None
-        room = (self._cache.deltas.inputs.shape[2] - 3) // 2
+        room, replay = (self._cache.deltas.inputs.shape[2] - 3) // 2, 0
         for done in range(0, len(token_ids), room):
             ids = token_ids[done : done + room]
-            inputs = self._inputs(len(ids), table, slot, cached + done, replay)
+            inputs = self._inputs(len(ids), part.table, part.slot, cached + done, replay)
             inputs.token_ids.copy_(ids)
             bucket = Bucket(1, len(ids), inputs.tables.shape[1] // 4)
             step = stoker.backends.gpu.step.Step(
                 self._config, self._weights, self._cache, bucket, logits=True, taps=self._taps, inputs=inputs
             )
             step.forward()
-            rows = slice(done, done + len(ids))
+            rows = slice(whole.start + done, whole.start + done + len(ids))
             self.features[rows], self._x[rows], replay = step.features, step.buffers.x, len(ids)
             assert step.buffers.best.logits is not None
             self._logits[rows] = step.buffers.best.logits
-        self.logits[0], self.token[0] = self._logits[len(token_ids) - 1], step.buffers.tokens[-1]
-        ended = self._inputs(1, table, slot, cached + len(token_ids), replay)
+        ended = self._inputs(1, part.table, part.slot, cached + len(token_ids), replay)
         ended.sequences.lengths.zero_()
         nothing = torch.zeros(1, 0, device=self._device)
         mixers = [layer.mixer for layer in self._weights.layers if isinstance(layer.mixer, DeltaLayer)]
@@ -326,22 +350,30 @@ class Prefill:
     def logits_of(self, start: int, stop: int) -> Tensor:
         return self._logits[start:stop]
 
-    def draft(self, following: Tensor, table: Tensor, pages: KVPages, *, cached: int, keys_only: bool = False) -> None:
+    def draft(self, following: Tensor, parts: Sequence[Part], pages: KVPages, *, keys_only: bool = False) -> None:
         self._logits.fill_(torch.nan)  # a pass of the head leaves nothing to score
+        self.buffers.drafted.fill_(torch.nan)
+        begin = 0
+        for part in parts:
+            rows = slice(begin, begin + part.count)
+            drafted = self._draft(following[rows], part, pages, self._x[rows])
+            if not keys_only:
+                self.buffers.drafted[rows] = drafted
+            begin += part.count
+
+    def _draft(self, following: Tensor, part: Part, pages: KVPages, x: Tensor) -> Tensor:
         mtp, count = self._weights.mtp, len(following)
         assert mtp is not None
-        inputs = self._inputs(count, table, 0, cached, 0)
+        inputs = self._inputs(count, part.table, 0, part.cached, 0)
         own = StepBuffers.allocate(self._config, Bucket(1, count, inputs.tables.shape[1] // 4), 1, self._device)
         joined = torch.zeros(count, 2 * self._config.hidden_size, dtype=torch.bfloat16, device=self._device)
-        mtp_inputs(following, self._weights.embedding, self._x[:count], mtp.first, joined)
+        mtp_inputs(following, self._weights.embedding, x, mtp.first, joined)
         linear(joined, mtp.fc, own.x, own.workspace)
         begin(Stream(own.x, mtp.layer.input_norm, own.scaled), own.squares, None, None)
         stoker.backends.gpu.step.run_layer(
             self._config, mtp.layer, pages, inputs, own, own.routing[0], mtp.norm, pdl=False
         )
-        self.buffers.drafted.fill_(torch.nan)
-        if not keys_only:
-            self.buffers.drafted[:count] = own.x
+        return own.x
 
     def _inputs(self, rows: int, table: Tensor, slot: int, cached: int, replay: int) -> StepInputs:
         inputs = StepInputs.allocate(Bucket(1, rows, -(-len(table) // 4)), 64, self._device)

@@ -67,6 +67,11 @@ class SlotCache:
         self._held[slot] = position
         return position
 
+    def settle_at(self, slot: int, computed: int) -> None:
+        """Takes the tokens before `computed` into the state: those of the last step that were accepted."""
+        if self.pending(slot, computed):
+            self.settle(slot, computed - self._begun[slot])
+
     def snapshots(self, count: int) -> "GpuSnapshots":
         return GpuSnapshots.allocate(self.tensors.deltas, self._weights[0].conv.shape[0] if self._weights else 1, count)
 
@@ -96,6 +101,14 @@ class GpuSnapshots:
             recurrent[index].copy_(deltas.recurrent[:, slot])
             for tap, place in enumerate(self._places(deltas, position)):
                 conv[index, :, tap].copy_(deltas.inputs[:, slot, place])
+
+    def save_layer(self, deltas: DeltaRing, layer: int, slot: int, position: int, index: int) -> None:
+        """Of one DeltaNet layer, whose state holds the first `position` tokens, while a prompt passes through it."""
+        self.positions[index] = position
+        for conv, recurrent in self.layers:
+            recurrent[index, layer].copy_(deltas.recurrent[layer, slot])
+            for tap, place in enumerate(self._places(deltas, position)):
+                conv[index, layer, tap].copy_(deltas.inputs[layer, slot, place])
 
     def restore(self, cache: SlotCache, slot: int, index: int) -> None:
         position = self.positions[index]
