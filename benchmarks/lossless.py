@@ -33,8 +33,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import CHUNK, PAGE_SIZE
+from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Stats

@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
+NETWORKS = ("stoker.backends.network", "stoker.backends.cpu", "stoker.backends.gpu")
 BY_NAME = (
     *("stoker.cli.", "stoker.weights.formats.", "stoker.engine.grammar.worker", "stoker.up.keeper"),
     *("__main__", "__init__"),
@@ -31,8 +32,19 @@ def module_of(file: Path) -> str:
 @pytest.mark.parametrize("package", ["engine", "speculate", "sampling"])
 def test_no_network_is_known_above_the_backends(package: str) -> None:
     for file in (SOURCE / "stoker" / package).rglob("*.py"):
-        inner = [name for name in imported(file) if name.startswith(("stoker.backends.cpu", "stoker.backends.gpu"))]
+        inner = [name for name in imported(file) if name.startswith(NETWORKS)]
         assert not inner, f"{module_of(file)} imports {inner}"
+
+
+@pytest.mark.parametrize(
+    ("package", "others"),
+    [("network", ("cpu", "gpu")), ("cpu", ("gpu",)), ("gpu", ("cpu",))],
+)
+def test_no_backend_imports_another_and_the_network_imports_none(package: str, others: tuple[str, ...]) -> None:
+    barred = tuple(f"stoker.backends.{other}" for other in others)
+    for file in (SOURCE / "stoker" / "backends" / package).rglob("*.py"):
+        found = [name for name in imported(file) if name.startswith(barred)]
+        assert not found, f"{module_of(file)} imports {found}"
 
 
 def test_every_module_has_an_importer_in_the_package() -> None:

@@ -168,8 +168,8 @@ def byte_budget(shape: Shape, group: int = 128) -> dict[str, tuple[int, int]]:
     """Parameters and stored bytes per group of tensors."""
     import torch
 
-    from stoker.backends.cpu.decoder import Decoder
-    from stoker.backends.cpu.dflash import DFlash
+    from stoker.backends.network.decoder import Decoder
+    from stoker.backends.network.dflash import DFlash
 
     with torch.device("meta"):
         trunk, drafter = Decoder(shape.model), DFlash(shape.dflash)

@@ -1,5 +1,5 @@
 """The DFlash drafter as trained: many blocks of one sequence drafted in one pass, each seeing only what it would see
-when drafting. Parameter names are those of stoker.backends.cpu.dflash.DFlash."""
+when drafting. Parameter names are those of stoker.backends.network.dflash.DFlash."""
 
 import math
 

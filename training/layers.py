@@ -1,6 +1,7 @@
 """The parts of the training forward: projections, norms, rope, attention. Batched [B, T, H], with gradients.
 
-Same parameter names and the same math as stoker.backends.cpu, for autograd and torch.compile instead of paged caches.
+Same parameter names and the same math as stoker.backends.network, for autograd and torch.compile instead of paged
+caches.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """The trunk and its MTP head as trained: Qwen3.5-MoE text, batched, with gradients.
 
-Parameters carry the names of stoker.backends.cpu.decoder.Decoder, so that export is a matter of prefixes.
-Inference lives in stoker.backends.cpu; tests hold the two against each other.
+Parameters carry the names of stoker.backends.network.decoder.Decoder, so that export is a matter of prefixes.
+Inference lives in stoker.backends.network; tests hold the two against each other.
 """
 
 import math

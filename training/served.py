@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.backend import CpuBackend
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache, KVPages
-from stoker.backends.cpu.dflash import DFlash
-from stoker.backends.cpu.load import load_drafter, load_model
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache, KVPages
+from stoker.backends.network.dflash import DFlash
+from stoker.backends.network.load import load_drafter, load_model
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
 

@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.experts import Experts
-from stoker.backends.cpu.linear import Fused
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.experts import Experts
+from stoker.backends.network.linear import Fused
+from stoker.backends.network.load import load_model
 from stoker.demo import checkpoint_at, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from benchmarks.gpu.result import record
 from benchmarks.lossless import Model, sampling_of
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED
 from stoker.engine.request import TokenLogprob
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.weights import random_model
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import Pages, attention
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, deltanet
 from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs, heads_of
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import ModelConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # cpu: Triton's interpreter, in tests

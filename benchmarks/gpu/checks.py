@@ -12,8 +12,7 @@ from torch import Tensor
 from benchmarks.gpu.cases import DEVICE, MixerCase, only, workspace
 from benchmarks.gpu.timing import relative_error
 from benchmarks.gpu.weights import random_model, random_weight
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.ops.attention import SPLIT
+from stoker.backends.family import SPLIT
 from stoker.backends.gpu.kernels import experts as experts_file
 from stoker.backends.gpu.kernels import launch
 from stoker.backends.gpu.kernels import linear as linear_file
@@ -26,6 +25,7 @@ from stoker.backends.gpu.kernels.rows import best_tokens
 from stoker.backends.gpu.packed import Kind, PackedWeight
 from stoker.backends.gpu.state import heads_of
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import FULL, LINEAR, ModelConfig
 
 LIMIT = 5e-3  # relative error: bf16 operands and results

@@ -26,15 +26,14 @@ from benchmarks.gpu.device_loop import Accepted, DFlashDraft, MtpDraft, accept, 
 from benchmarks.gpu.result import device_name, record
 from benchmarks.gpu.timing import bandwidth
 from benchmarks.gpu.weights import DRAFTERS, SHAPES, random_drafter, random_model
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.ops.attention import SPLIT
-from stoker.backends.family import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE, SPLIT
 from stoker.backends.gpu.dflash import DFlashWeights
 from stoker.backends.gpu.graphs import Recorder
 from stoker.backends.gpu.mtp import mtp_bytes
 from stoker.backends.gpu.state import Bucket, GpuCache
 from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import LayerWeights, StepWeights
+from stoker.backends.network.cache import KVPages
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import SLIDING, ModelConfig
 

@@ -23,7 +23,6 @@ from benchmarks.gpu.decode import _fill, timed
 from benchmarks.gpu.result import device_name, record
 from benchmarks.gpu.timing import graph_us, relative_error
 from benchmarks.gpu.weights import SHAPES, random_model
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.backends.gpu.kernels.prefill_experts import tile_size
@@ -32,6 +31,7 @@ from stoker.backends.gpu.state import Bucket, GpuCache
 from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import StepWeights
 from stoker.backends.memory import tensor_bytes
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import ModelConfig
 
 BLOCK = 16 if torch.cuda.is_available() else 4  # tokens of a step that the prompt is compared with

@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.gpu.decode import WARM_UP, Decode, shortened, timed
 from benchmarks.gpu.result import device_name, record
 from benchmarks.gpu.weights import SHAPES, random_model
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.backends.gpu.weights import StepWeights
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import ModelConfig
 
 

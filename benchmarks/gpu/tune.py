@@ -17,8 +17,7 @@ from benchmarks.gpu.cases import DEVICE, MixerCase, only, workspace
 from benchmarks.gpu.result import record
 from benchmarks.gpu.timing import bandwidth, graph_us
 from benchmarks.gpu.weights import QWEN_122B, random_model, random_weight
-from stoker.backends.cpu.ops.attention import SPLIT
-from stoker.backends.family import PAGE_SIZE
+from stoker.backends.family import PAGE_SIZE, SPLIT
 from stoker.backends.gpu.kernels import attention as attention_file
 from stoker.backends.gpu.kernels import deltanet as deltanet_file
 from stoker.backends.gpu.kernels import experts as experts_file

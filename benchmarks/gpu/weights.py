@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.ops.rope import rope_table
 from stoker.backends.gpu.dflash import DFlashLayerWeights, DFlashWeights
 from stoker.backends.gpu.kernels.attention import AttentionWeights
 from stoker.backends.gpu.kernels.deltanet import DeltaWeights
@@ -17,6 +16,7 @@ from stoker.backends.gpu.kernels.drafter import ContextWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import Kind, PackedWeight, pack_bf16
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MoeLayer, MtpWeights, StepWeights
+from stoker.backends.network.ops.rope import rope_table
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import FULL, LINEAR, SLIDING, DeltaConfig, ModelConfig, MoeConfig
 

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.experts import SparseMlp
-from stoker.backends.cpu.load import load_drafter, load_model
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.experts import SparseMlp
+from stoker.backends.network.load import load_drafter, load_model
 from stoker.sampling.sampler import Row, choose
 from stoker.sampling.settings import Sampling
 from stoker.speculate.dflash import DFlashDrafter

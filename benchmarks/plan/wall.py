@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.plan.traces import Task, tasks_of
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import PAGE_SIZE
+from stoker.backends.network.load import load_model
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
 from stoker.engine.request import AUTO

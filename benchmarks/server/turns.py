@@ -16,9 +16,9 @@ from itertools import takewhile
 import torch
 
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import PAGE_SIZE
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.prefix_cache import message_boundaries

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED, prompts
@@ -18,7 +18,7 @@ from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.reader import read_tensor
-from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
+from tests.backends.network.forward import new_cache, row_errors, run_chunks
 from tests.engine.drive import generate
 from tests.support.extent import ALL
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.engine.engine import EngineConfig
 from tests.engine.drive import PAGES, drain, engine_on, settings_for
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from stoker.backends.cpu.backend import CpuBackend
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.family import PAGE_SIZE
+from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Event
 from stoker.sampling.mask import TokenMask

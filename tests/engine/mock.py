@@ -12,10 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder, Embedding
 from stoker.backends.family import Family
+from stoker.backends.network.batch import Batch
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder, Embedding
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.draft import Draft, GoOn
 from stoker.speculate.drafter import DraftRequest

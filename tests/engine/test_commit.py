@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from stoker.backends.cpu.backend import CpuBackend
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache, KVPages
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.load import load_drafter
-from stoker.backends.cpu.ops.deltanet import DeltaState
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.backends.memory import tensor_bytes
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache, KVPages
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter
+from stoker.backends.network.ops.deltanet import DeltaState
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost

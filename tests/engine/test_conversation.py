@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from stoker.backends.cpu.backend import CpuBackend
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.prefix_cache import Stretches, message_boundaries
 from stoker.engine.request import Event, TokenLogprob

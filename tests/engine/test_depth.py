@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from stoker.backends.cpu.backend import COUNT_EVERY, distinct_experts
-from stoker.backends.cpu.count import step_bytes
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuMtp
-from stoker.backends.cpu.experts import SparseMlp
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.experts import SparseMlp
 from stoker.engine.engine import EngineConfig
 from stoker.engine.request import AUTO
 from stoker.errors import RequestError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch
-from stoker.backends.cpu.cache import Cache
+from stoker.backends.network.batch import Batch
+from stoker.backends.network.cache import Cache
 from stoker.engine.engine import EngineConfig
 from stoker.engine.request import AUTO
 from stoker.engine.stats import Totals

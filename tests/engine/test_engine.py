@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter, load_model
 from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Finish
 from stoker.errors import RequestError

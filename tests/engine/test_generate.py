@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.engine.engine import EngineConfig
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.load import load_drafter, load_model
 from stoker.backends.memory import tensor_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter, load_model
 from stoker.engine.config import EngineConfig
 from stoker.sampling.settings import Sampling
 from stoker.sizes.memory import caches_of, plan_memory

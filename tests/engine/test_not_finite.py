@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuMtp
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Finish
 from stoker.errors import CheckpointError

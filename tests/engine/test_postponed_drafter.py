@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stoker.backends.cpu.build import POSTPONE
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.load import load_drafter
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter
 from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Event
 from stoker.speculate.depth.cost import DraftCost

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuMtp
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.pages import Pool
 from stoker.engine.prefix_cache import PrefixCache

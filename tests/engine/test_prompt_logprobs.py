@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.backend import CpuBackend
-from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import TokenLogprob
 from stoker.sampling.settings import Sampling

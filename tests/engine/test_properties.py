@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import EngineConfig
 from stoker.engine.prefix_cache import Stretches
 from stoker.engine.request import AUTO, Depth, Event, Finish, TokenLogprob

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import CpuDFlash
-from stoker.backends.cpu.load import load_drafter
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter
 from stoker.engine.engine import EngineConfig
 from stoker.errors import ConfigError
 from stoker.sizes.memory import caches_of

@@ -2,8 +2,8 @@
 
 import torch
 
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.memory import discard
+from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import EngineConfig
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import drain, engine_on

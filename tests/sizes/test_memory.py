@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from stoker.backends.cpu.cache import Cache, KVPages, Snapshots
-from stoker.backends.cpu.load import config_dtype
 from stoker.backends.memory import tensor_bytes
+from stoker.backends.network.cache import Cache, KVPages, Snapshots
+from stoker.backends.network.load import config_dtype
 from stoker.demo import EMBEDDED
 from stoker.plan.catalog import find_model
 from stoker.sizes.memory import Caches, Item, caches_of, plan_memory, size

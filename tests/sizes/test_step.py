@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.plan import spark
-from stoker.backends.cpu.count import step_bytes
 from stoker.backends.cpu.drafting import CpuMtp
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.inspect.report import inspect
 from stoker.demo import EMBEDDED
 from stoker.plan.catalog import find_model, find_scheme

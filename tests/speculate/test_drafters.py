@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.draft_head import DraftHead, HeadChoice
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.experts import SparseMlp
-from stoker.backends.cpu.load import load_drafter, load_model
-from stoker.backends.cpu.low_bits import lower_all
 from stoker.backends.cpu.postpone import Waiting
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.experts import SparseMlp
+from stoker.backends.network.load import load_drafter, load_model
+from stoker.backends.network.low_bits import lower_all
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DRAFTER_FOLDER
 from stoker.speculate.combine import FirstOf

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.dflash import DFlash
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig

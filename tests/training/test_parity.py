@@ -14,9 +14,9 @@ from training.export import export_drafter, export_model
 from training.model import Model
 from training.quantize import int4_names, round_int4, snap, straight_through
 
-from stoker.backends.cpu.load import load_drafter, load_model
 from stoker.backends.family import Family
-from tests.backends.cpu.drive import DFlashDrive, MtpDrive, random_tokens, run_trunk
+from stoker.backends.network.load import load_drafter, load_model
+from tests.backends.network.drive import DFlashDrive, MtpDrive, random_tokens, run_trunk
 
 LENGTH = 150
 TOLERANCE = 1e-4

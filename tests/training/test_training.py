@@ -20,7 +20,7 @@ from training.model import Model
 from training.quantize import train_for_int4
 from training.state import PROGRESS, fill, load_weights
 
-from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.network.load import load_drafter, load_model
 from training import loop, train_dflash, train_mtp, train_trunk
 
 SOURCES = ("arithmetic", "questions", "stories")  # short and soon learned

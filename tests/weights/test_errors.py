@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.errors import CheckpointError, ConfigError, StokerError
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.dflash_config import DFlashConfig

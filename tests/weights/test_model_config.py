@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.backends.cpu.decoder import Decoder
+from stoker.backends.network.decoder import Decoder
 from stoker.errors import ConfigError
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import FULL, LINEAR, ModelConfig

@@ -5,8 +5,8 @@ from math import prod
 import pytest
 import torch
 
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.dflash import DFlash
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.dflash import DFlash
 from stoker.sizes.network import Network
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.engine.backend import Backend
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DraftChoice

@@ -11,6 +11,7 @@ PAGE_SIZE = 64  # tokens per KV page; equal to CHUNK, so snapshots of recurrent 
 CHUNK = 64  # DeltaNet chunk and prefill attention tile, anchored at absolute multiples
 STEP_CHUNK = 16  # DeltaNet chunk of steps, likewise
 STEP_TILE = 8  # attention tile of steps, likewise
+SPLIT = 256  # keys per partial softmax of attention, from position 0 on; a multiple of every page size
 
 
 class Family(Enum):

@@ -14,7 +14,7 @@ from stoker.demo import checkpoint_at
 from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
-    from stoker.backends.cpu.load import Loaded
+    from stoker.backends.network.load import Loaded
 
 
 def generate(
@@ -104,7 +104,7 @@ def generate(
 
 def load_with_progress(directory: Path) -> "Loaded":
     """Loads the model with a progress bar, and prints its notes."""
-    from stoker.backends.cpu.load import load_model
+    from stoker.backends.network.load import load_model
 
     console = error_console()
     with byte_progress(console) as bar:

@@ -17,10 +17,6 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.count import step_bytes
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.gpu import graphs, reference
 from stoker.backends.gpu.backend import GpuBackend, Program
@@ -29,6 +25,10 @@ from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
 from stoker.backends.gpu.mtp import Mtp, MtpPropose
 from stoker.backends.gpu.state import Bucket
 from stoker.backends.gpu.weights import StepWeights, pack_decoder
+from stoker.backends.network.cache import KVPages
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.dflash import DFlash
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Event, Finish
 from stoker.engine.step import Chunk

@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from stoker.backends.cpu.count import step_bytes
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.gpu import build, reference
 from stoker.backends.gpu.build import gpu_backend
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.decoder import Decoder
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
 from stoker.errors import CheckpointError, ConfigError, RequestError

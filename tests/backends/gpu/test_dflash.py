@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.family import Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import KVPages
+from stoker.backends.network.dflash import DFlash
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import SLIDING
 from tests.backends.gpu.test_step import model

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.backends.cpu.count import step_bytes
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.dflash import DFlash
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
 from stoker.speculate.dflash import DFlashDrafter

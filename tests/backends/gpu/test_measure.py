@@ -8,14 +8,14 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import stoker.backends.cpu.load
-import stoker.backends.cpu.low_bits
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.load import load_model
+import stoker.backends.network.load
+import stoker.backends.network.low_bits
 from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.build import gpu_backend
 from stoker.backends.gpu.graphs import Download, Upload
 from stoker.backends.gpu.measure import count, measure, tensors_of
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
@@ -55,7 +55,7 @@ def built(sizes: EngineConfig, choice: DraftChoice) -> tuple[Engine, GpuBackend,
 )
 def test_counted_bytes_are_those_allocated(monkeypatch: pytest.MonkeyPatch, draft: str, kv_dtype: str | None) -> None:
     """On the CPU in the GPU's place, where every tensor of the process can be found without knowing who has it."""
-    for module in (stoker.backends.cpu.load, stoker.backends.cpu.low_bits):
+    for module in (stoker.backends.network.load, stoker.backends.network.low_bits):
         monkeypatch.setattr(module, "prepare", lambda module, progress=None: None)  # the CPU's own order of weights
     choice = DraftChoice.parse(draft)
     sizes = EngineConfig(pages=20, slots=3, max_depth=choice.depth, snapshots=2, kv_dtype=kv_dtype)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.family import Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
 from stoker.errors import RequestError
 from tests.backends.gpu.test_step import model, quantize
 
@@ -173,9 +173,9 @@ def check_replay() -> None:
 
 def check_mtp() -> None:
     """Keys and stream of the head against the CPU's, fed with the same stream."""
-    from stoker.backends.cpu.cache import KVPages
     from stoker.backends.gpu.prefill import Part
     from stoker.backends.gpu.state import GpuCache
+    from stoker.backends.network.cache import KVPages
     from stoker.weights.model_config import FULL
 
     decoder = model(mtp=True)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import Cache
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.ops.linear import Weight
 from stoker.backends.family import Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.ops.linear import Weight
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.build import BuildOptions, build
 from stoker.errors import StokerError
 from stoker.weights.checkpoint import Checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.backends.cpu.load import load_drafter, load_model
+from stoker.backends.network.load import load_drafter, load_model
 from stoker.checkpoint.build import BuildOptions, build
 from stoker.errors import CheckpointError, StokerError
 from stoker.weights.checkpoint import INDEX, Checkpoint

@@ -8,12 +8,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from stoker.backends.cpu.load import load_model
 from stoker.backends.family import Family
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.inspect.report import inspect
 from stoker.sampling.settings import Sampling
-from tests.backends.cpu.forward import new_cache, row_errors, run_chunks
+from tests.backends.network.forward import new_cache, row_errors, run_chunks
 from tests.engine.drive import generate
 from tests.support import situations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.build import BuildOptions, build
 from stoker.errors import CheckpointError, StokerError
 from stoker.weights.formats.fp8 import Fp8Block

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.build import BuildOptions, build
 from stoker.checkpoint.build.shards import Advance, Shard, write_shard
 from stoker.checkpoint.build.workspace import Workspace, WorkspaceError

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.inspect.report import inspect
 from stoker.errors import StokerError
 from stoker.weights.checkpoint import INDEX

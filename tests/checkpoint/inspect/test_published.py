@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.inspect.report import Inspection, inspect
 from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import Checkpoint

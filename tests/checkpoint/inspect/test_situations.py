@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.checkpoint.inspect.report import Inspection, inspect
 from stoker.errors import CheckpointError, StokerError
 from stoker.weights.checkpoint import INDEX

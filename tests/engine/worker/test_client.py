@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.engine.engine import EngineConfig
 from stoker.engine.request import Event, Finish
 from stoker.engine.worker.client import EngineClient

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.load import Loaded, load_model
+from stoker.backends.network.load import Loaded, load_model
 from stoker.demo import EMBEDDED
 from stoker.engine.engine import Engine
 from stoker.engine.worker.client import LocalEngine

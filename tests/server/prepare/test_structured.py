@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from stoker.backends.cpu.build import cpu_backend
-from stoker.backends.cpu.load import load_model
+from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.grammar.mask import Grammar, GrammarMask

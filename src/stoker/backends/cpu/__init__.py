@@ -1,4 +1,1 @@
-"""The network in torch, module by module: what tests compare with, and what runs the demo.
-
-Nothing here knows of requests; state (KV pages, recurrent slots) comes in with every call.
-"""
+"""The engine's backend on the network in torch, with drafting networks: the demo, and dense models on accelerators."""

@@ -6,14 +6,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch
-from stoker.backends.cpu.cache import Cache, KVPages
-from stoker.backends.cpu.count import step_bytes
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.drafting import DraftNetwork
-from stoker.backends.cpu.experts import SparseMlp
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.backends.memory import discard, tensor_bytes
+from stoker.backends.network.batch import Batch
+from stoker.backends.network.cache import Cache, KVPages
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.experts import SparseMlp
 from stoker.engine.backend import Choices
 from stoker.engine.config import EngineConfig
 from stoker.engine.step import Chunk, StepTokens, split_rows

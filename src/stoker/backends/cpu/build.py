@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.backends.cpu.backend import CpuBackend
-from stoker.backends.cpu.decoder import Decoder
 from stoker.backends.cpu.draft_head import HeadChoice
 from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.load import load_drafter
-from stoker.backends.cpu.low_bits import lower_all
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter
+from stoker.backends.network.low_bits import lower_all
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
 from stoker.speculate.combine import combine

@@ -12,11 +12,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.low_bits import Bits, lower
-from stoker.backends.cpu.ops.linear import Weight, as_tensor, linear
-from stoker.backends.cpu.packing.packed import Packed
 from stoker.backends.family import Family
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.low_bits import Bits, lower
+from stoker.backends.network.ops.linear import Weight, as_tensor, linear
+from stoker.backends.network.packing.packed import Packed
 from stoker.sampling.sampler import Row, choose
 from stoker.speculate.drafter import DraftRequest
 from stoker.weights.formats.int8 import Int8Row
@@ -105,7 +105,7 @@ class DraftHead:
         """In the bits asked for, and packed where the model's own head is."""
         self._weight = lower(as_tensor(weight), self._how.bits) if self._how.bits else weight
         if self._model.outputs.packed is not None:
-            from stoker.backends.cpu.packing.pack import pack
+            from stoker.backends.network.packing.pack import pack
 
             self._packed = pack(self._weight)
 

@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch, Run
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.count import loaded_bytes
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.dflash import DFlash
 from stoker.backends.cpu.draft_head import DraftHead, HeadChoice
 from stoker.backends.cpu.postpone import Waiting
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import KVPages
+from stoker.backends.network.count import loaded_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.dflash import DFlash
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.drafter import DraftRequest, draft_row
 from stoker.weights.names import MTP_PREFIX

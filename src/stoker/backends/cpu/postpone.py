@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.batch import Batch, Run
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
 
 ROWS = 128  # of one pass in the step family
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import FP8
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import fitting, smallest, step_buckets
 from stoker.backends.gpu.dflash import DFlashObserve
@@ -24,6 +23,7 @@ from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
 from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import StepWeights
 from stoker.backends.memory import tensor_bytes
+from stoker.backends.network.cache import FP8
 from stoker.engine.backend import Choices
 from stoker.engine.config import EngineConfig
 from stoker.engine.step import Chunk, StepTokens, split_rows

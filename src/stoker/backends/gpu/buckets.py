@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from stoker.backends.cpu.ops.attention import SPLIT
+from stoker.backends.family import SPLIT
 from stoker.backends.gpu.kernels.launch import MAX_TOKENS
 from stoker.backends.gpu.state import Bucket
 

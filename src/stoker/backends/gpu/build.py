@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from stoker.backends.cpu.count import step_bytes
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.load import load_drafter
-from stoker.backends.cpu.low_bits import lower_all
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.dflash import pack_dflash
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp
 from stoker.backends.gpu.weights import StepWeights, pack_decoder
+from stoker.backends.network.count import step_bytes
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import load_drafter
+from stoker.backends.network.low_bits import lower_all
 from stoker.backends.reference import REFERENCES_ONLY
 from stoker.engine.config import EngineConfig
 from stoker.errors import ConfigError, RequestError

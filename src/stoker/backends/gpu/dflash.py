@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.dflash import DFlash, DFlashLayer
-from stoker.backends.cpu.ops.rope import rope_table
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import AttentionWeights, Heads, Pages, Partials, Sight, attention
 from stoker.backends.gpu.kernels.drafter import ContextPages, ContextWeights, remember, swiglu
@@ -22,6 +20,8 @@ from stoker.backends.gpu.mtp import confidence
 from stoker.backends.gpu.packed import UNIT, PackedWeight
 from stoker.backends.gpu.state import Bucket, StepInputs, cut_partials
 from stoker.backends.gpu.weights import StepWeights, pack, scale_of
+from stoker.backends.network.dflash import DFlash, DFlashLayer
+from stoker.backends.network.ops.rope import rope_table
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import SLIDING
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.load import load_model
 from stoker.backends.gpu.backend import GpuBackend
 from stoker.backends.gpu.build import gpu_backend
 from stoker.backends.gpu.drafting import GpuDFlash
 from stoker.backends.gpu.graphs import Download, Upload
+from stoker.backends.network.cache import KVPages
+from stoker.backends.network.load import load_model
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DraftChoice
 

@@ -13,7 +13,6 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import Pages
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
@@ -29,6 +28,7 @@ from stoker.backends.gpu.kernels.rows import best_tokens, mtp_inputs
 from stoker.backends.gpu.packed import UNIT, Kind, PackedWeight
 from stoker.backends.gpu.state import GpuCache, heads_of
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MtpWeights, StepWeights
+from stoker.backends.network.cache import KVPages
 from stoker.engine.backend import SCORED_ROWS
 from stoker.errors import RequestError
 from stoker.weights.model_config import ModelConfig

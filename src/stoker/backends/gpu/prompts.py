@@ -7,7 +7,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import split_counts
 from stoker.backends.gpu.dflash import DFlashObserve
@@ -18,6 +17,7 @@ from stoker.backends.gpu.prefill import MOST_PARTS, Part, Prefill
 from stoker.backends.gpu.slots import GpuSnapshots, SlotCache
 from stoker.backends.gpu.state import Bucket, StepInputs
 from stoker.backends.gpu.weights import StepWeights
+from stoker.backends.network.cache import KVPages
 from stoker.engine.backend import Choices
 from stoker.engine.config import EngineConfig
 from stoker.engine.step import Chunk

@@ -19,8 +19,7 @@ import stoker.backends.gpu.mtp
 import stoker.backends.gpu.prompts
 import stoker.backends.gpu.slots
 import stoker.backends.gpu.step
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.ops.attention import SPLIT
+from stoker.backends.family import SPLIT
 from stoker.backends.gpu.kernels.attention import CAUSAL, AttentionWeights, Heads, Pages, Partials, Sight
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, DeltaWeights, Sequences
 from stoker.backends.gpu.kernels.drafter import ContextPages, ContextWeights
@@ -33,6 +32,7 @@ from stoker.backends.gpu.packed import PackedWeight
 from stoker.backends.gpu.prefill import MOST_PARTS, Keep, Part
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
 from stoker.backends.gpu.weights import DeltaLayer, StepWeights
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import ModelConfig
 
 MODULES = (stoker.backends.gpu.dflash, stoker.backends.gpu.mtp, stoker.backends.gpu.slots, stoker.backends.gpu.step)

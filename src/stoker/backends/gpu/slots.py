@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences, deltanet
 from stoker.backends.gpu.state import GpuCache
 from stoker.backends.gpu.weights import DeltaLayer, StepWeights
+from stoker.backends.network.cache import KVPages
 
 
 class SlotCache:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import KVPages
-from stoker.backends.cpu.ops.attention import SPLIT
+from stoker.backends.family import SPLIT
 from stoker.backends.gpu.kernels.attention import Heads, Partials, slots_of
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences
 from stoker.backends.gpu.kernels.experts import ExpertBuffers
@@ -19,6 +18,7 @@ from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.kernels.linear import Best
 from stoker.backends.gpu.kernels.route import Routing
 from stoker.backends.gpu.packed import UNIT
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import FULL, LINEAR, ModelConfig
 
 LINE = 32  # int32 of a cache line: kernels of one layer count in it while those of another read theirs

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stoker.backends.cpu.cache import KVPages
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.kernels.attention import Pages, attention
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, deltanet
@@ -15,6 +14,7 @@ from stoker.backends.gpu.kernels.route import Routing, route
 from stoker.backends.gpu.kernels.rows import begin, best_tokens
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs, heads_of
 from stoker.backends.gpu.weights import AttentionLayer, LayerWeights, StepWeights
+from stoker.backends.network.cache import KVPages
 from stoker.weights.model_config import FULL, LINEAR, ModelConfig
 
 FIRST_LAYERS = 4

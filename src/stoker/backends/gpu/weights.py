@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.cpu.attention import Attention
-from stoker.backends.cpu.decoder import Decoder
-from stoker.backends.cpu.deltanet import GatedDeltaNet
-from stoker.backends.cpu.experts import SparseMlp
-from stoker.backends.cpu.layer import DecoderLayer
-from stoker.backends.cpu.norm import RMSNorm
-from stoker.backends.cpu.ops.linear import Weight
-from stoker.backends.cpu.ops.rope import rope_table
 from stoker.backends.gpu.kernels.attention import AttentionWeights
 from stoker.backends.gpu.kernels.deltanet import DeltaWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import PackedWeight, join_rows, pack_bf16, pack_fp8, pack_int4, pack_int8, pack_nvfp4
+from stoker.backends.network.attention import Attention
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.deltanet import GatedDeltaNet
+from stoker.backends.network.experts import SparseMlp
+from stoker.backends.network.layer import DecoderLayer
+from stoker.backends.network.norm import RMSNorm
+from stoker.backends.network.ops.linear import Weight
+from stoker.backends.network.ops.rope import rope_table
 from stoker.errors import ConfigError
 from stoker.weights.formats.base import WeightFormat
 from stoker.weights.formats.fp8 import Fp8Block, Fp8Row

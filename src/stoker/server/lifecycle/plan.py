@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.backends.cpu.load import config_dtype
 from stoker.backends.family import PAGE_SIZE
+from stoker.backends.network.load import config_dtype
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig

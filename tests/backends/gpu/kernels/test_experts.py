@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from stoker.backends.cpu.ops.experts import route as route_reference
 from stoker.backends.gpu.packed import Kind, PackedWeight
+from stoker.backends.network.ops.experts import route as route_reference
 from tests.backends.gpu.test_packed import packed
 
 pytest.importorskip("triton")

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.cpu.ops.attention import E4M3_MAX, SMALLEST_SCALE, SPLIT
+from stoker.backends.family import SPLIT
 from stoker.backends.gpu.kernels.attention_join import fold, folded, gate_of, join_kernel, keys_seen
 from stoker.backends.gpu.kernels.deltanet import Sequences, check_sequences
 from stoker.backends.gpu.kernels.keys import rotated, store_fp8
@@ -36,6 +36,7 @@ from stoker.backends.gpu.kernels.launch import (
     pick,
 )
 from stoker.backends.gpu.kernels.products import e4m3, wait_for_inputs
+from stoker.backends.network.ops.attention import E4M3_MAX, SMALLEST_SCALE
 
 LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to which every leaf has its own program
 JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself

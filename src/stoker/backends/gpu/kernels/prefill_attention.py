@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.cpu.ops.attention import E4M3_MAX, SMALLEST_SCALE
 from stoker.backends.gpu.kernels.attention import AttentionWeights, Heads, Pages, _stored
 from stoker.backends.gpu.kernels.keys import rotated, store_fp8
 from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, pick
 from stoker.backends.gpu.kernels.products import e4m3
+from stoker.backends.network.ops.attention import E4M3_MAX, SMALLEST_SCALE
 
 WRITTEN = 64 if INTERPRETED else 8  # rows of one program that prepares queries and keys
 LOG2_E = 1.4426950408889634
