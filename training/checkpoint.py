@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.dflash import DFlash
+from stoker.backends.network.linear import as_tensor
 from stoker.backends.network.load import load_drafter, load_model
-from stoker.backends.network.ops.linear import as_tensor
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import ModelConfig
 

@@ -16,7 +16,7 @@ from stoker.backends.gpu.kernels.drafter import ContextWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import Kind, PackedWeight, pack_bf16
 from stoker.backends.gpu.weights import AttentionLayer, DeltaLayer, LayerWeights, MoeLayer, MtpWeights, StepWeights
-from stoker.backends.network.ops.rope import rope_table
+from stoker.backends.network.attention import rope_table
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import FULL, LINEAR, SLIDING, DeltaConfig, ModelConfig, MoeConfig
 

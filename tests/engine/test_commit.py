@@ -15,8 +15,8 @@ from stoker.backends.memory import tensor_bytes
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache, KVPages
 from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.deltanet import DeltaState
 from stoker.backends.network.load import load_drafter
-from stoker.backends.network.ops.deltanet import DeltaState
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost

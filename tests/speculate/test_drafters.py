@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from stoker.backends.cpu.draft_head import DraftHead, HeadChoice
-from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
-from stoker.backends.cpu.postpone import Waiting
+from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp, Waiting
 from stoker.backends.family import PAGE_SIZE, Family
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache

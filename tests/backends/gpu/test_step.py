@@ -10,7 +10,7 @@ from stoker.backends.family import Family
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.decoder import Decoder
-from stoker.backends.network.ops.linear import Weight
+from stoker.backends.network.linear import Weight
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row

@@ -9,7 +9,7 @@ from stoker.backends.family import PAGE_SIZE, Family
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache, KVPages
 from stoker.backends.network.decoder import Decoder
-from stoker.backends.network.ops.deltanet import DeltaState
+from stoker.backends.network.deltanet import DeltaState
 
 
 def new_cache(model: Decoder, pages: int = 16, slots: int = 4) -> Cache:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.attention import read_split, write_pages
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import FP8, Cache, KVPages
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_model
-from stoker.backends.network.ops.attention import read_split, write_pages
 from stoker.errors import RequestError
 from tests.backends.network.forward import row_errors, run_chunks
 

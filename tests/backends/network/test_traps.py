@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.attention import rope_table
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.deltanet import DeltaState
 from stoker.backends.network.load import load_drafter, load_model
-from stoker.backends.network.ops.deltanet import DeltaState
-from stoker.backends.network.ops.rope import rope_table
 from stoker.errors import CheckpointError
 from stoker.weights.checkpoint import INDEX
 from stoker.weights.formats.int4 import Int4

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from stoker.backends.family import Family
 from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.linear import Weight, as_tensor, linear
 from stoker.backends.network.low_bits import Bits, lower
-from stoker.backends.network.ops.linear import Weight, as_tensor, linear
-from stoker.backends.network.packing.packed import Packed
+from stoker.backends.network.packing.products import Packed
 from stoker.sampling.sampler import Row, choose
 from stoker.speculate.drafter import DraftRequest
 from stoker.weights.formats.int8 import Int8Row

@@ -20,8 +20,8 @@ from stoker.backends.gpu.mtp import confidence
 from stoker.backends.gpu.packed import UNIT, PackedWeight
 from stoker.backends.gpu.state import Bucket, StepInputs, cut_partials
 from stoker.backends.gpu.weights import StepWeights, pack, scale_of
+from stoker.backends.network.attention import rope_table
 from stoker.backends.network.dflash import DFlash, DFlashLayer
-from stoker.backends.network.ops.rope import rope_table
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import SLIDING
 

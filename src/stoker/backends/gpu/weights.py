@@ -10,14 +10,12 @@ from stoker.backends.gpu.kernels.attention import AttentionWeights
 from stoker.backends.gpu.kernels.deltanet import DeltaWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import PackedWeight, join_rows, pack_bf16, pack_fp8, pack_int4, pack_int8, pack_nvfp4
-from stoker.backends.network.attention import Attention
-from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.attention import Attention, rope_table
+from stoker.backends.network.decoder import Decoder, DecoderLayer
 from stoker.backends.network.deltanet import GatedDeltaNet
 from stoker.backends.network.experts import SparseMlp
-from stoker.backends.network.layer import DecoderLayer
+from stoker.backends.network.linear import Weight
 from stoker.backends.network.norm import RMSNorm
-from stoker.backends.network.ops.linear import Weight
-from stoker.backends.network.ops.rope import rope_table
 from stoker.errors import ConfigError
 from stoker.weights.formats.base import WeightFormat
 from stoker.weights.formats.fp8 import Fp8Block, Fp8Row

@@ -1,6 +1,7 @@
-"""One forward's worth of tokens, flat: which sequence each belongs to, where it stands, where its state lies.
+"""One forward's worth of tokens, flat: which sequence each belongs to, where it stands, where its state lies, and which
+keys it sees.
 
-Built once per step from plain lists; the model and the ops see only tensors.
+Built once per step from plain lists; the model and its operations see only tensors.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from stoker.backends.family import CHUNK, STEP_TILE, Family
-from stoker.backends.network.ops.attention import QueryTiles
+from stoker.backends.family import CHUNK, SPLIT, STEP_TILE, Family
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,51 @@ class Run:
     slot: int  # recurrent-state slot
     pages: Sequence[int]  # page p holds positions p * page_size ...
     replay: int = 0  # leading tokens of this slot's last step that were accepted: `cached` counts them already
+
+
+@dataclass(frozen=True)
+class Split:
+    """What some tiles see of one stretch of 256 keys."""
+
+    tiles: Tensor | None  # [n] which tiles see any of it; None: all
+    pages: Tensor  # [n * 256 / page_size]
+    hidden: Tensor  # [n, 1, Q, 1, 256] 0 where a key is visible, -inf where it is not
+    unseen: Tensor  # [n, 1, Q, 1] -inf for a row that sees no key of it, else 0
+
+
+@dataclass(frozen=True)
+class QueryTiles:
+    """Which rows attend to which keys. N tiles of Q rows; a padding row holds an empty range of keys.
+
+    A tile holds the tokens of one sequence's chunk (8 in a step, 64 in prefill), each at its place in it.
+    """
+
+    rows: Tensor  # [N, Q] row of the flat batch, or T for padding
+    first: Tensor  # [N, Q] first visible key position
+    last: Tensor  # [N, Q] last visible key position, inclusive; first - 1 for padding
+    tables: Tensor  # [N, P] page of the pool that holds positions p * page_size ...
+    page_size: int
+
+    @cached_property
+    def splits(self) -> Sequence[Split]:
+        """Made once and shared by all layers."""
+        reach = self.last.amax(1)  # [N] last key any row of the tile sees
+        begin = torch.where(self.last >= self.first, self.first, reach[:, None] + 1).amin(1)  # [N]
+        pages = SPLIT // self.page_size
+        found = []
+        for start in range(0, int(reach.max()) + 1, SPLIT):
+            live = ((reach >= start) & (begin < start + SPLIT)).nonzero()[:, 0]
+            if not len(live):
+                continue
+            table = self.tables[live, start // self.page_size : start // self.page_size + pages]
+            table = functional.pad(table, (0, pages - table.shape[1]))  # a short one is filled up: shapes stay fixed
+            positions = start + torch.arange(SPLIT, device=live.device)
+            visible = (positions >= self.first[live, :, None]) & (positions <= self.last[live, :, None])  # [n, Q, S]
+            hidden = torch.zeros(visible.shape, device=live.device).masked_fill_(~visible, -torch.inf)
+            everyone = len(live) == len(self.rows)
+            unseen = hidden.amax(-1)[:, None, :, None]
+            found.append(Split(None if everyone else live, table.flatten(), hidden[:, None, :, None], unseen))
+        return found
 
 
 @dataclass(frozen=True)

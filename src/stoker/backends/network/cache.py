@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.family import PAGE_SIZE
-from stoker.backends.network.ops.deltanet import DeltaState, commit
+from stoker.backends.network.deltanet import DeltaState, commit
 from stoker.backends.network.recurrence import Recurrence
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError

@@ -8,13 +8,11 @@ that context and to itself; row j guesses the token at its own position. The tru
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.network.attention import Attention, Rope
-from stoker.backends.network.batch import Batch
+from stoker.backends.network.attention import Attention, Rope, rope_table
+from stoker.backends.network.batch import Batch, QueryTiles
 from stoker.backends.network.cache import KVPages
 from stoker.backends.network.linear import DenseMlp, Fused, Linear
 from stoker.backends.network.norm import RMSNorm
-from stoker.backends.network.ops.attention import QueryTiles
-from stoker.backends.network.ops.rope import rope_table
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import SLIDING
 

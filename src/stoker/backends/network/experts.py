@@ -1,17 +1,66 @@
-"""Mixture of experts with an optional shared expert behind a sigmoid gate."""
+"""Mixture of experts with an optional shared expert behind a sigmoid gate: routing, and the chosen experts' SwiGLU,
+added up in a fixed order.
+"""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stoker.backends.family import Family
-from stoker.backends.network.linear import DenseMlp, FusedGates, Linear, parameter
-from stoker.backends.network.ops.elementwise import sigmoid
-from stoker.backends.network.ops.experts import route, routed_experts
-from stoker.backends.network.ops.linear import Weight
-from stoker.backends.network.packing.packed import PackedExperts
+from stoker.backends.network.elementwise import sigmoid, silu, swiglu
+from stoker.backends.network.linear import DenseMlp, FusedGates, Linear, Weight, as_tensor, linear, parameter
+from stoker.backends.network.packing.products import Product, by_rows
 from stoker.weights.model_config import MoeConfig
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExperts:
+    """The experts of a layer: one product for all of them, or one for each.
+
+    One for all is for few experts: `gate_up` holds all gates, then all ups, and `down` the experts side by side, so
+    that routing weights of zero leave out what was not chosen.
+    """
+
+    count: int
+    gate_up: Sequence[Product]
+    down: Sequence[Product]
+
+    @property
+    def joined(self) -> bool:
+        return len(self.gate_up) == 1
+
+    @property
+    def resident(self) -> int:
+        """Bytes of all experts."""
+        return sum(product.resident for product in (*self.gate_up, *self.down))
+
+    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """As `routed_experts`, for bf16 rows."""
+        return self._all(x, experts, weights) if self.joined else self._each(x, experts, weights)
+
+    def _all(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Every expert computes every token; the routing weight, mostly zero, is put on before the last product."""
+        share = weights.new_zeros(x.shape[0], self.count).scatter_(1, experts, weights)
+        gate, up = by_rows(self.gate_up[0], x).chunk(2, dim=1)
+        active = (silu(gate) * up).view(x.shape[0], self.count, -1).mul_(share[:, :, None])
+        return by_rows(self.down[0], active.flatten(1).to(x.dtype)).float()
+
+    def _each(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Tokens in the order of their experts; each expert that was chosen computes its own."""
+        tokens, top_k = experts.shape
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.bincount(experts.flatten(), minlength=self.count).tolist()
+        inputs = x.index_select(0, order // top_k).split(counts)
+        chosen = [expert for expert, count in enumerate(counts) if count]
+        hidden = torch.cat([by_rows(self.gate_up[e], inputs[e]) for e in chosen]).float()
+        gate, up = hidden.chunk(2, dim=1)
+        active = silu(gate).mul_(up).to(x.dtype).split(counts)
+        sorted_out = torch.cat([by_rows(self.down[e], active[e]) for e in chosen])
+        outputs = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
+        return add_by_rank(outputs.view(tokens, top_k, -1).float(), weights)
 
 
 class Experts(nn.Module):
@@ -67,3 +116,58 @@ class SparseMlp(nn.Module):
             gate = logits.narrow(1, moe.num_experts, 1)
             out = torch.addcmul(out, self.shared_expert(x, family), sigmoid(gate))
         return out
+
+
+def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """From fp32 router logits [T, E]: experts [T, top_k] by falling probability, and their weights. Softmax over all
+    experts comes first."""
+    weights, experts = torch.topk(torch.softmax(logits, dim=-1), top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return experts, weights
+
+
+def routed_experts(
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Weight, down: Weight, family: Family
+) -> Tensor:
+    """Sum over a token's experts of weight * down(silu(gate x) * (up x)), fp32 [T, H], added in order of rank.
+
+    gate_up [E, 2I, H] holds the gate rows first, down is [E, H, I].
+    """
+    pairs = _one_by_one if family is Family.STEP else _grouped
+    return add_by_rank(pairs(x, experts, gate_up, down).float(), weights)
+
+
+def add_by_rank(outputs: Tensor, weights: Tensor) -> Tensor:
+    """fp32 outputs [T, top_k, H] weighted and added in order of rank."""
+    total = outputs[:, 0] * weights[:, 0, None]
+    for rank in range(1, weights.shape[1]):
+        total = total + outputs[:, rank] * weights[:, rank, None]
+    return total
+
+
+def _one_by_one(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """Every (token, expert) pair is a matrix-vector product of its own: no loop over experts, any batch size."""
+    tokens, top_k = experts.shape
+    chosen = experts.flatten()
+    inputs = x.repeat_interleave(top_k, dim=0)
+    gate, up = _matvec(gate_up[chosen], inputs).chunk(2, dim=-1)
+    return _matvec(down[chosen], swiglu(gate, up).to(x.dtype)).view(tokens, top_k, -1)
+
+
+def _matvec(weight: Weight, x: Tensor) -> Tensor:
+    """[n, out, in] x [n, in] -> [n, out] in the dtype of the weight; fp32 where that is quantised."""
+    dense = as_tensor(weight)
+    return torch.bmm(dense, x.to(dense.dtype)[:, :, None])[:, :, 0]
+
+
+def _grouped(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """One tiled matmul per expert over all tokens that chose it."""
+    tokens, top_k = experts.shape
+    out = x.new_empty(tokens * top_k, x.shape[1])
+    chosen = experts.flatten()
+    for expert in chosen.unique().tolist():
+        pairs = (chosen == expert).nonzero()[:, 0]
+        gate, up = linear(x[pairs // top_k], gate_up[expert], Family.PREFILL).chunk(2, dim=-1)
+        out[pairs] = linear(swiglu(gate, up), down[expert], Family.PREFILL)
+    return out.view(tokens, top_k, -1)

@@ -1,14 +1,32 @@
-"""Projections as modules, packed or plain, and the MLP made of them."""
+"""Projections x @ W^T, packed or plain, and the MLP made of them. Rows do not influence each other's bits."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from stoker.backends.family import Family
-from stoker.backends.network.ops.elementwise import silu, whole_vectors
-from stoker.backends.network.ops.linear import Weight, as_tensor, gate_linear, linear
-from stoker.backends.network.packing.packed import Packed
+from stoker.backends.network.elementwise import silu, whole_vectors
+
+if TYPE_CHECKING:
+    from stoker.backends.network.packing.products import Packed
+
+
+class Quantized(Protocol):
+    """A weight in a storage format; [out, in], or [experts, out, in] where it is indexed."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, index: int | Tensor, /) -> "Quantized": ...
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor: ...
+
+
+Weight = Tensor | Quantized
 
 
 def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -87,3 +105,35 @@ class DenseMlp(nn.Module):
         """-> [T, H] fp32."""
         gate, up = self.inputs(x, family, torch.float32)
         return self.outputs((silu(gate) * up).to(x.dtype), family, torch.float32)[0]
+
+
+def linear(x: Tensor, weight: Weight, family: Family, dtype: torch.dtype | None = None) -> Tensor:
+    """[T, in] x [out, in] -> [T, out] in `dtype` (that of x by default), in tiles of `family.tile` rows.
+
+    A quantised weight is multiplied as fp32, which holds every format's values exactly; only the result is rounded.
+    """
+    dense = as_tensor(weight)
+    return tiled(x.to(dense.dtype), dense, family.tile).to(dtype or x.dtype)
+
+
+def gate_linear(x: Tensor, weight: Weight, family: Family) -> Tensor:
+    """[T, in] x [out, in] -> fp32 [T, out or more], rows filled up with zeros to whole vectors. Computed in fp32
+    whatever the activations are: routers and gates, where precision matters and rows are short."""
+    return whole_vectors(linear(x.float(), as_tensor(weight).float(), family))
+
+
+def tiled(x: Tensor, dense: Tensor, tile: int) -> Tensor:
+    """The product in tiles of exactly that many rows, the last filled up: one GEMM shape, whatever the rows."""
+    rows = x.shape[0]
+    padding = -rows % tile
+    if padding:
+        x = torch.cat([x, x.new_zeros(padding, x.shape[1])])
+    out = x.new_empty(rows + padding, dense.shape[0])
+    for start in range(0, rows + padding, tile):
+        torch.mm(x[start : start + tile], dense.t(), out=out[start : start + tile])
+    return out[:rows]
+
+
+def as_tensor(weight: Weight) -> Tensor:
+    """The values: a plain tensor as it is, a quantised one in fp32."""
+    return weight if isinstance(weight, Tensor) else weight.dequantize()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.dflash import DFlash
+from stoker.backends.network.linear import Weight
 from stoker.backends.network.norm import RMSNorm
-from stoker.backends.network.ops.linear import Weight
 from stoker.backends.reference import REFERENCES_ONLY
 from stoker.errors import CheckpointError, brief
 from stoker.weights.checkpoint import Checkpoint

@@ -5,9 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from stoker.backends.network.experts import Experts
-from stoker.backends.network.linear import Linear
+from stoker.backends.network.linear import Linear, Weight
 from stoker.backends.network.load import prepare
-from stoker.backends.network.ops.linear import Weight
 from stoker.errors import RequestError
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from stoker.backends.family import STEP_CHUNK, Family
 from stoker.backends.network.batch import Batch
-from stoker.backends.network.ops.deltanet import ChunkPass, PrefillPlan, StepPlan
+from stoker.backends.network.deltanet import ChunkPass, Plan, PrefillPlan, StepPlan
 from stoker.sizes.memory import cpu_ring
-
-Plan = StepPlan | PrefillPlan
 
 
 @dataclass(frozen=True)

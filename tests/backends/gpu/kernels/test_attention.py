@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.network.ops.attention import write_pages
+from stoker.backends.network.attention import write_pages
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from stoker.backends.gpu.packed import Kind, PackedWeight
-from stoker.backends.network.ops.experts import route as route_reference
+from stoker.backends.network.experts import route as route_reference
 from tests.backends.gpu.test_packed import packed
 
 pytest.importorskip("triton")

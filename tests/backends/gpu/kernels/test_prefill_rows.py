@@ -45,7 +45,7 @@ def check_norm() -> None:
 
 def check_choice(renormalize: bool, shared: bool) -> None:
     from stoker.backends.gpu.kernels.prefill_rows import Choice, choose
-    from stoker.backends.network.ops.experts import route
+    from stoker.backends.network.experts import route
 
     logits = torch.randn(40, 11 + shared)
     choice = Choice(torch.full((40, 3), -1, dtype=torch.int32), torch.zeros(40, 3), torch.zeros(40))

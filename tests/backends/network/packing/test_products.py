@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.backends.network.ops.linear import Weight, as_tensor, tiled
+from stoker.backends.network.linear import Weight, as_tensor, tiled
 from stoker.backends.network.packing import pack as packing
 from stoker.backends.network.packing.pack import pack
 from stoker.backends.network.packing.products import Bf16Product, Fp16Product, Int4Product, SmallProduct, TiledProduct
@@ -20,7 +20,7 @@ from stoker.backends.network.packing.trial import (
 from stoker.weights.formats.fp8 import Fp8Block
 from stoker.weights.formats.int4 import Int4
 from stoker.weights.formats.int8 import Int8Row
-from tests.backends.network.ops.test_exactness import assert_rows_independent
+from tests.backends.network.test_operations import assert_rows_independent
 
 WEIGHTS: dict[str, Callable[[], tuple[Weight, ...]]] = {
     "int4 with bf16 scales": lambda: (Int4.quantize(torch.randn(192, 256), scale_rounding="fp16+bf16"),),
@@ -141,3 +141,10 @@ def test_a_library_that_cuts_sums_differently_is_not_used(monkeypatch: pytest.Mo
         assert type(pack(weight).product) not in (CutDifferently, Bf16Product, Int4Product)
     assert not packing._held["bf16", 700, 384]
     assert not packing._held["int4 by 32", 128, 384]
+
+
+def test_more_than_128_rows_are_taken_in_parts() -> None:
+    packed = pack(torch.randn(96, 128).bfloat16())
+    x = torch.randn(300, 128).bfloat16()
+    whole = packed(x, x.dtype)
+    assert torch.equal(whole[100:228], packed(x[100:228], x.dtype))

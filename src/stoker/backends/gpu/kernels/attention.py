@@ -36,7 +36,7 @@ from stoker.backends.gpu.kernels.launch import (
     pick,
 )
 from stoker.backends.gpu.kernels.products import e4m3, wait_for_inputs
-from stoker.backends.network.ops.attention import E4M3_MAX, SMALLEST_SCALE
+from stoker.backends.network.attention import E4M3_MAX, SMALLEST_SCALE
 
 LEAF_SPLITS, LEAF_CELLS = 16, 128  # splits, and tokens times splits, up to which every leaf has its own program
 JOINED_AT_ONCE = 8  # splits up to which the last leaf of a head joins them by itself

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stoker.backends.gpu.kernels.launch import arithmetic, check, dependent, register_limit
 from stoker.backends.gpu.kernels.products import wait_for_inputs
-from stoker.backends.network.ops.norm import L2_EPS
+from stoker.backends.network.norm import L2_EPS
 from stoker.sizes.memory import gpu_ring
 
 KEPT = tl.constexpr(8)  # tokens prepared at a time; always as many, so that every sum has one shape

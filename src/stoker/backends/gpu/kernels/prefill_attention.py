@@ -18,7 +18,7 @@ from stoker.backends.gpu.kernels.attention import AttentionWeights, Heads, Pages
 from stoker.backends.gpu.kernels.keys import rotated, store_fp8
 from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, pick
 from stoker.backends.gpu.kernels.products import e4m3
-from stoker.backends.network.ops.attention import E4M3_MAX, SMALLEST_SCALE
+from stoker.backends.network.attention import E4M3_MAX, SMALLEST_SCALE
 
 WRITTEN = 64 if INTERPRETED else 8  # rows of one program that prepares queries and keys
 LOG2_E = 1.4426950408889634

@@ -3,7 +3,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """GatedDeltaNet of a prompt between its projections, in chunks of 64 anchored at absolute multiples of 64.
 
-Within a chunk the updates solve a triangular system (the algebra is in backends/network/ops/delta_rule.py). Its inverse
+Within a chunk the updates solve a triangular system (the algebra is in backends/network/delta_rule.py). Its inverse
 depends on no state, so one launch prepares all chunks side by side, after the conv; the next takes the state through
 them one after the other; the last norms and gates what they yield. State and conv inputs are left as a step finds them.
 A place of a chunk without a token has decay 1 and beta 0: it adds exact zeros, so a token's bits depend on the tokens
@@ -21,7 +21,7 @@ from torch import Tensor
 from stoker.backends.family import CHUNK
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, DeltaWeights, _softplus
 from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, pick
-from stoker.backends.network.ops.norm import L2_EPS
+from stoker.backends.network.norm import L2_EPS
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from stoker.backends.network.experts import Experts
-from stoker.backends.network.linear import Fused
-from stoker.backends.network.ops.linear import Weight, as_tensor
-from stoker.backends.network.packing.packed import Packed, PackedExperts
+from stoker.backends.network.experts import Experts, PackedExperts
+from stoker.backends.network.linear import Fused, Weight, as_tensor
 from stoker.backends.network.packing.products import (
     Bf16Product,
     Fp16Product,
     Int4Product,
+    Packed,
     Product,
     SmallProduct,
     TiledProduct,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stoker.backends.network.ops.elementwise import VECTORS
-from stoker.backends.network.ops.linear import tiled
+from stoker.backends.network.elementwise import VECTORS
+from stoker.backends.network.linear import tiled
 
 ROWS = 128  # rows of one call; `trial.py` compares all counts up to here
 TILE = 16
@@ -151,3 +151,27 @@ class TiledProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         return tiled(x.float(), self.weight, TILE)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One or several [out, in] weights of the same input, rows below each other, as one product."""
+
+    product: Product
+    sizes: tuple[int, ...]  # outputs of each
+
+    @property
+    def resident(self) -> int:
+        """Bytes a step reads of it."""
+        return self.product.resident
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[T, in] bf16 -> [T, sum of sizes] in `dtype`."""
+        return by_rows(self.product, x).to(dtype)
+
+
+def by_rows(product: Product, x: Tensor) -> Tensor:
+    """Rows of a product are independent up to 128; more are taken 128 at a time."""
+    if x.shape[0] <= ROWS:
+        return product(x)
+    return torch.cat([product(part) for part in x.split(ROWS)])

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from stoker.backends.family import Family
+from stoker.backends.network import attention as module
+from stoker.backends.network.attention import attention, fused_attention, tiles_independent
 from stoker.backends.network.batch import Batch, Run
-from stoker.backends.network.ops import fused_attention as fused
-from stoker.backends.network.ops.attention import attention
 
 TABLE = [5, 1, 17, 9, 3, 20, 11, 2, 8, 14, 6]
 
@@ -20,7 +20,7 @@ def test_attention(heads: int, kv_heads: int, dim: int) -> None:
 
     def rows(blocks: list[tuple[int, int]]) -> Tensor:
         batch = Batch.of(Family.STEP, [Run([0] * n, p, 0, TABLE) for p, n in blocks], 64)
-        out = fused.fused_attention(q[batch.positions], keys, values, batch.causal_tiles)
+        out = fused_attention(q[batch.positions], keys, values, batch.causal_tiles)
         want = attention(q[batch.positions].float(), keys.float(), values.float(), batch.causal_tiles)
         assert (out.float() - want).abs().max() <= 0.02 * want.abs().max()
         return out
@@ -36,7 +36,7 @@ def test_attention(heads: int, kv_heads: int, dim: int) -> None:
 
 def test_tiles_that_change_beside_others_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch does where its choice of a kernel depends on how many tiles there are for each thread."""
-    sound = fused._fused
+    sound = module._fused_kernel
 
     def by_count(queries: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         part, logs = sound(queries, *rest)
@@ -45,14 +45,14 @@ def test_tiles_that_change_beside_others_are_computed_one_by_one(monkeypatch: py
     keys, values = (torch.randn(24, 64, 2, 32).bfloat16() for _ in range(2))
     q = torch.randn(48, 4, 32).bfloat16()
     batch = Batch.of(Family.STEP, [Run([0] * 8, 290 + 40 * place, place, TABLE) for place in range(6)], 64)
-    want = fused.fused_attention(q, keys, values, batch.causal_tiles)
-    monkeypatch.setattr(fused, "_fused", by_count)
-    fused.tiles_independent.cache_clear()
+    want = fused_attention(q, keys, values, batch.causal_tiles)
+    monkeypatch.setattr(module, "_fused_kernel", by_count)
+    tiles_independent.cache_clear()
     try:
-        found = fused.fused_attention(q, keys, values, batch.causal_tiles)
-        assert not fused.tiles_independent(2, 16, 32, torch.get_num_threads())
+        found = fused_attention(q, keys, values, batch.causal_tiles)
+        assert not tiles_independent(2, 16, 32, torch.get_num_threads())
     finally:
-        fused.tiles_independent.cache_clear()
+        tiles_independent.cache_clear()
     assert torch.equal(found, want)
 
 
@@ -62,7 +62,7 @@ def test_attention_that_sees_only_a_window() -> None:
     batch = Batch.of(Family.STEP, [Run([0] * 5, 600, 0, TABLE), Run([0] * 2, 30, 1, TABLE)], 64)
     q = torch.randn(7, 4, 32).bfloat16()
     tiles = batch.tiles((batch.positions - 40).clamp(min=0), batch.positions)
-    out = fused.fused_attention(q, keys, values, tiles)
+    out = fused_attention(q, keys, values, tiles)
     want = attention(q.float(), keys.float(), values.float(), tiles)
     assert (out.float() - want).abs().max() <= 0.02 * want.abs().max()
     assert torch.equal(out[5:], rows_alone(q[5:], keys, values))
@@ -70,4 +70,4 @@ def test_attention_that_sees_only_a_window() -> None:
 
 def rows_alone(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     batch = Batch.of(Family.STEP, [Run([0] * 2, 30, 1, TABLE)], 64)
-    return fused.fused_attention(q, keys, values, batch.tiles((batch.positions - 40).clamp(min=0), batch.positions))
+    return fused_attention(q, keys, values, batch.tiles((batch.positions - 40).clamp(min=0), batch.positions))

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from stoker.backends.family import Family
+from stoker.backends.network.attention import attention, rope_table, rotate
 from stoker.backends.network.batch import Batch, Run
-from stoker.backends.network.ops.attention import attention
-from stoker.backends.network.ops.elementwise import sigmoid, silu, softplus, swiglu
-from stoker.backends.network.ops.experts import route, routed_experts
-from stoker.backends.network.ops.linear import linear
-from stoker.backends.network.ops.norm import gated_rms_norm, l2_norm, rms_norm
-from stoker.backends.network.ops.rope import rope_table, rotate
+from stoker.backends.network.elementwise import sigmoid, silu, softplus, swiglu
+from stoker.backends.network.experts import route, routed_experts
+from stoker.backends.network.linear import linear
+from stoker.backends.network.norm import gated_rms_norm, l2_norm, scaled_rms_norm, twice
 
 ROWS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 100, 127, 128)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -46,7 +45,7 @@ def test_elementwise(op: Callable[[Tensor], Tensor], width: int, dtype: torch.dt
 @pytest.mark.parametrize("width", WIDTHS)
 def test_norms(width: int, dtype: torch.dtype) -> None:
     weight = torch.randn(width)
-    assert_rows_independent(lambda x: rms_norm(x, weight, 1e-6, True), torch.randn(128, width).to(dtype))
+    assert_rows_independent(lambda x: scaled_rms_norm(x, twice(1.0 + weight), 1e-6), torch.randn(128, width).to(dtype))
     gate = torch.randn(3, width).to(dtype)
     assert_rows_independent(
         lambda x: gated_rms_norm(x, gate.expand(len(x), -1, -1), weight, 1e-6), torch.randn(128, 3, width).to(dtype)

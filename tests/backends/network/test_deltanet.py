@@ -9,8 +9,8 @@ from torch import Tensor
 from stoker.backends.family import STEP_CHUNK, Family
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import allocate_delta_state
-from stoker.backends.network.ops.delta_rule import delta_rule_chunk
-from stoker.backends.network.ops.deltanet import PrefillPlan, StepPlan, commit, deltanet_chunks, deltanet_steps
+from stoker.backends.network.delta_rule import delta_rule_chunk
+from stoker.backends.network.deltanet import PrefillPlan, StepPlan, commit, deltanet_chunks, deltanet_steps
 from stoker.backends.network.recurrence import Recurrence
 from stoker.weights.model_config import DeltaConfig
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.family import CHUNK
-from stoker.backends.network.ops.norm import l2_norm
+from stoker.backends.network.norm import l2_norm
 
 
 def delta_rule_chunk(

@@ -1,15 +1,15 @@
-"""Packed projections and experts against their references, and a row's bits against its neighbours."""
+"""Packed experts against their reference, and a row's bits against its neighbours."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from stoker.backends.family import Family
-from stoker.backends.network.ops.experts import route, routed_experts
-from stoker.backends.network.ops.linear import Weight, as_tensor, linear
-from stoker.backends.network.packing.pack import FEW_EXPERTS, pack, pack_experts
+from stoker.backends.network.experts import route, routed_experts
+from stoker.backends.network.linear import Weight, as_tensor, linear
+from stoker.backends.network.packing.pack import FEW_EXPERTS, pack_experts
 from stoker.weights.formats.int4 import Int4
-from tests.backends.network.ops.test_exactness import assert_rows_independent
+from tests.backends.network.test_operations import assert_rows_independent
 
 HIDDEN, WIDTH = 128, 64
 
@@ -38,10 +38,3 @@ def test_experts(count: int, int4: bool) -> None:
     chosen, weights, out = mixture(x)
     want = routed_experts(x.float(), chosen, weights, as_tensor(gate_up).float(), as_tensor(down).float(), Family.STEP)
     assert (out - want).norm() <= 0.01 * want.norm()
-
-
-def test_more_than_128_rows_are_taken_in_parts() -> None:
-    packed = pack(torch.randn(96, HIDDEN).bfloat16())
-    x = torch.randn(300, HIDDEN).bfloat16()
-    whole = packed(x, x.dtype)
-    assert torch.equal(whole[100:228], packed(x[100:228], x.dtype))
