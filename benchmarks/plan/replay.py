@@ -15,10 +15,9 @@ import numpy as np
 from benchmarks.plan import spark
 from benchmarks.plan.spark import Spark
 from benchmarks.plan.traces import DEPTHS, from_levels
-from stoker.speculate.combine import TRUST
 from stoker.speculate.depth.controller import DepthController
 from stoker.speculate.depth.cost import PER_TOKEN, DraftCost, StepBytes
-from stoker.speculate.draft import Draft
+from stoker.speculate.drafter import TRUST, Draft
 
 POSTPONE = 64  # tokens a drafter may fall behind while it is not asked, as in the engine
 NOISE = 0.03  # standard deviation of a step's time, relative; boxes are reported to vary by 6 to 7 % between runs

@@ -30,8 +30,7 @@ from stoker.backends.network.load import load_drafter, load_model
 from stoker.sampling.sampler import Row, choose
 from stoker.sampling.settings import Sampling
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.draft import Draft
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Draft, Drafter, DraftRequest
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
 

@@ -16,8 +16,7 @@ from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Draft, Drafter, DraftRequest, GoOn
 from stoker.speculate.mtp import MtpDrafter
 
 PAGES, SLOTS, DEPTH = 24, 4, 6

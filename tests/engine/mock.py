@@ -17,8 +17,7 @@ from stoker.backends.network.batch import Batch
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.decoder import Decoder, Embedding
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.drafter import Draft, DraftRequest, GoOn
 from stoker.weights.model_config import ModelConfig
 from tests.support.random_checkpoint import small_config
 

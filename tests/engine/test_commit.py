@@ -20,8 +20,7 @@ from stoker.backends.network.load import load_drafter
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Draft, Drafter, DraftRequest, GoOn
 from tests.engine.drive import DEPTH, Oracle, engine_on
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 

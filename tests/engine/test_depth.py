@@ -15,8 +15,7 @@ from stoker.engine.request import AUTO
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.controller import DepthController
-from stoker.speculate.draft import Draft
-from stoker.speculate.drafter import Drafter
+from stoker.speculate.drafter import Draft, Drafter
 from stoker.speculate.lookup import LookupDrafter
 from tests.engine.drive import DEPTH, PAGES, SLOTS, Oracle, drain, engine_on, run, settings_for
 

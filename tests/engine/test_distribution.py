@@ -13,14 +13,12 @@ from torch import Tensor
 
 from stoker.backends.network.batch import Batch
 from stoker.backends.network.cache import Cache
-from stoker.engine.engine import EngineConfig
+from stoker.engine.engine import EngineConfig, Totals
 from stoker.engine.request import AUTO
-from stoker.engine.stats import Totals
 from stoker.sampling.sampler import Row, choose
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost, StepBytes
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest, accept
+from stoker.speculate.drafter import Draft, DraftRequest, GoOn, accept
 from tests.engine.drive import engine_on
 from tests.engine.mock import MockModel
 from tests.support.extent import ALL

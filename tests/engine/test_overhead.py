@@ -15,7 +15,7 @@ import pytest
 
 from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import Finish, Request
-from stoker.sampling.extended import Extended
+from stoker.sampling.sampler import Extended
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import engine_on
 from tests.engine.mock import VOCAB, MockDrafter, MockModel, answer

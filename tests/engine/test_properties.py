@@ -17,8 +17,7 @@ from stoker.engine.prefix_cache import Stretches
 from stoker.engine.request import AUTO, Depth, Event, Finish, TokenLogprob
 from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.drafter import Draft, DraftRequest, GoOn
 from tests.engine.drive import DEPTH, PAGES, Oracle, engine_on, run, settings_for
 
 PLAIN, MASKED, STOPPED, FAILING, CONTINUED = range(5)  # variants of a request

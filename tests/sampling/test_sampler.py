@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from stoker.errors import RequestError
-from stoker.sampling.extended import Extended
-from stoker.sampling.sampler import Past, Row, choose, gumbel, score
+from stoker.sampling.sampler import Extended, Past, Row, choose, gumbel, score
 from stoker.sampling.settings import Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.7])
 DRAWS = 20_000
+NUMBERS = st.lists(st.integers(0, 9), max_size=6)
+EDGES = st.one_of(st.none(), st.integers(-14, 14))
 
 
 def draw(logits: Tensor, draws: int = DRAWS, **sampling: Any) -> Tensor:
@@ -268,3 +271,32 @@ def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id() -> None:
 def test_impossible_settings_are_refused_with_their_value(options: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         Sampling(**options)
+
+
+@given(NUMBERS, NUMBERS, EDGES, EDGES, st.sampled_from([None, 1, 2, -1]))
+def test_an_extended_text_reads_like_the_list_of_both(
+    text: list[int], more: list[int], start: int | None, stop: int | None, stride: int | None
+) -> None:
+    both, view = [*text, *more], Extended(text, more)
+    assert list(view) == both
+    assert len(view) == len(both)
+    assert view[start:stop:stride] == both[start:stop:stride]
+    for index in range(-len(both) - 1, len(both) + 1):
+        try:
+            expected = both[index]
+        except IndexError:
+            continue
+        assert view[index] == expected
+
+
+def test_an_extended_text_grows_with_its_parts_and_ends_where_they_end() -> None:
+    text: list[int] = [1]
+    view = Extended(text, [3])
+    text.append(2)
+    assert list(view) == [1, 2, 3]
+    for index in (3, -4):
+        try:
+            view[index]
+        except IndexError:
+            continue
+        raise AssertionError(f"{index} is outside")

@@ -17,10 +17,8 @@ from stoker.backends.network.load import load_drafter, load_model
 from stoker.backends.network.low_bits import lower_all
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DRAFTER_FOLDER
-from stoker.speculate.combine import FirstOf
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.draft import Draft
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Draft, Drafter, DraftRequest, FirstOf
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
 from tests.engine.drive import generate

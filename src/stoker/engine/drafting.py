@@ -9,8 +9,7 @@ from stoker.engine.request import AUTO, Request
 from stoker.engine.step import StepTokens
 from stoker.sampling.mask import RemoteMask, wait_for
 from stoker.speculate.depth.controller import DepthController
-from stoker.speculate.draft import GoOn
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Drafter, DraftRequest, GoOn
 
 MASKS_S = 0.005  # how long a step waits for what grammars say about drafts; later ones cost it the drafts
 
@@ -72,11 +71,12 @@ class Drafting:
         remote = [
             (place, mask) for place, entry in enumerate(entries) if isinstance(mask := entry.request.mask, RemoteMask)
         ]
-        for place, mask in remote:
-            covered[place] = mask.ask(entries[place].request.output, drafts[place])
-        wait_for([mask for _, mask in remote], MASKS_S)
-        for place, mask in remote:
-            covered[place] = 0 if mask.waiting else covered[place]
+        if remote:
+            for place, mask in remote:
+                covered[place] = mask.ask(entries[place].request.output, drafts[place])
+            wait_for([mask for _, mask in remote], MASKS_S)
+            for place, mask in remote:
+                covered[place] = 0 if mask.waiting else covered[place]
         return covered
 
     def _ask(self, decides: Sequence[bool], limits: Sequence[int]) -> Sequence[bool]:

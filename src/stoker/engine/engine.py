@@ -6,7 +6,8 @@ depend on what runs beside it, on drafting, or on preemption.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,8 @@ from stoker.engine.backend import Backend
 from stoker.engine.config import EngineConfig, check_request
 from stoker.engine.drafting import Drafting
 from stoker.engine.outcome import Emitted, emit, following, score_prompt, settle
-from stoker.engine.request import AUTO, Depth, Event, Finish, Request
+from stoker.engine.request import AUTO, Depth, Event, Finish, Request, Stats
 from stoker.engine.scheduler import Failed, Scheduler
-from stoker.engine.stats import EngineStats, Totals
 from stoker.engine.step import Chunk, StepTokens, forced_room
 from stoker.engine.text import TextStream
 from stoker.errors import RequestError
@@ -33,6 +33,48 @@ from stoker.speculate.drafter import Drafter
 MASKS_S, MASKS_ALONE_S = 0.005, 0.05
 
 __all__ = ["Engine", "EngineConfig", "check_request"]
+
+
+@dataclass
+class Totals:
+    """Counted as the engine goes; requests are added when they end."""
+
+    steps: int = 0  # verify steps
+    step_s: float = 0.0  # that they took
+    step_tokens: int = 0  # computed by them, drafts included
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    forced: int = 0
+    depths: dict[int, int] = field(default_factory=dict)  # steps of requests by number of drafts
+    finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in Finish})
+
+    def add(self, stats: Stats, finish: Finish) -> None:
+        self.finished[finish.value] += 1
+        for name in ("cached_tokens", "output_tokens", "drafted", "accepted", "forced"):
+            setattr(self, name, getattr(self, name) + getattr(stats, name))
+        for depth, steps in stats.depths.items():
+            self.depths[depth] = self.depths.get(depth, 0) + steps
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done and what it holds, as plain numbers."""
+
+    running: int
+    waiting: int
+    pages: int
+    pages_used: int
+    pages_cached: int  # of them, those that only snapshots hold: free as soon as somebody needs them
+    slots: int
+    slots_used: int
+    snapshots: int
+    cache_bytes: int  # KV pages, state slots and snapshots, used or not
+    preemptions: int
+    totals: Totals
+    depth_controller: dict[str, Any] | None  # its choices and predictions, distinct experts
 
 
 class Engine:
@@ -103,8 +145,21 @@ class Engine:
         return self.scheduler.release_memory()
 
     def stats(self) -> EngineStats:
-        controller = self._drafting.controller if self._drafting else None
-        return EngineStats.of(self._totals, self.scheduler, self.backend.cache_bytes, controller)
+        scheduler, controller = self.scheduler, self._drafting.controller if self._drafting else None
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages=scheduler.pages.size,
+            pages_used=scheduler.pages.size - scheduler.pages.free,
+            pages_cached=scheduler.pages.reclaimable,
+            slots=scheduler.slots.size,
+            slots_used=scheduler.slots.size - scheduler.slots.free,
+            snapshots=len(scheduler.prefixes),
+            cache_bytes=self.backend.cache_bytes,
+            preemptions=scheduler.preemptions,
+            totals=deepcopy(self._totals),
+            depth_controller=controller.stats() if controller else None,
+        )
 
     def check_integrity(self) -> None:
         """Every page and slot is free, or its owners among requests and snapshots are on record."""
@@ -112,13 +167,14 @@ class Engine:
 
     def _await_masks(self) -> None:
         """Asks for the masks of everything that runs. Who is late misses this step, which changes no token."""
-        asked = [request for request in self.scheduler.running if isinstance(request.mask, RemoteMask)]
-        for request in asked:
-            assert isinstance(request.mask, RemoteMask)
-            request.mask.ask(request.output, room=forced_room(request, self.config.window))
-        busy = len(asked) < len(self.scheduler.running) or any(request.mask_ready for request in asked)
-        masks = [request.mask for request in asked if isinstance(request.mask, RemoteMask)]
-        wait_for(masks, MASKS_S if busy else MASKS_ALONE_S)
+        masks = []
+        for request in self.scheduler.running:
+            if isinstance(request.mask, RemoteMask):
+                request.mask.ask(request.output, room=forced_room(request, self.config.window))
+                masks.append(request.mask)
+        if masks:
+            busy = len(masks) < len(self.scheduler.running) or any(each.mask_ready for each in self.scheduler.running)
+            wait_for(masks, MASKS_S if busy else MASKS_ALONE_S)
 
     def _check(self, prompt: Sequence[int], sampling: Sampling, depth: Depth) -> None:
         check_request(self.backend.model, prompt, sampling)

@@ -8,9 +8,8 @@ from stoker.backends.family import Family
 from stoker.engine.prefix_cache import Chain, Key, Stretches
 from stoker.engine.text import TextStream
 from stoker.errors import CheckpointError, RequestError, StokerError
-from stoker.sampling.extended import Extended
 from stoker.sampling.mask import RemoteMask, TokenMask
-from stoker.sampling.sampler import Past
+from stoker.sampling.sampler import Extended, Past
 from stoker.sampling.settings import Sampling
 
 AUTO: Literal["auto"] = "auto"  # a depth that the depth controller chooses anew each step

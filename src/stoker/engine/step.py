@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from stoker.engine.request import Request
-from stoker.sampling.extended import Extended
 from stoker.sampling.mask import first_mask, forced_by, mask_drafts
-from stoker.sampling.sampler import Row
+from stoker.sampling.sampler import Extended, Row
 
 MAX_ROWS = 128  # of one step's forward: up to here a row's bits do not depend on how many ride along
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stoker.errors import RequestError
-from stoker.sampling.extended import Extended
+from stoker.sampling.sampler import Extended
 from stoker.sampling.settings import Sampling
 
 

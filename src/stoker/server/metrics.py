@@ -15,7 +15,7 @@ from stoker.engine.request import Event, Finish, Stats
 from stoker.server.generation import Progress, count_accepted
 
 if TYPE_CHECKING:
-    from stoker.engine.stats import EngineStats
+    from stoker.engine.engine import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")

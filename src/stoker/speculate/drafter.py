@@ -1,19 +1,47 @@
-"""What the engine asks of a drafter, and the rule by which drafts are accepted.
+"""What the engine asks of a drafter, two drafters in one, and the rule by which drafts are accepted.
 
 What a drafter guesses never changes the output, only how fast it comes. A drafter that computes drives a network of the
 backend; the backend shows that every committed token exactly once, whether or not it is asked to draft, so its keys and
 values are always those of the text so far.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stoker.sampling.extended import Extended
-from stoker.sampling.sampler import Past, Row
+from stoker.sampling.sampler import Extended, Past, Row
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.draft import Draft, GoOn
+
+TRUST = 0.8  # confidence in its first token from which the first drafter's guess is taken unseen
+
+
+@dataclass(slots=True)
+class Draft:
+    """A guess. `confidence[i]` is the probability the drafter gives `tokens[i]`, if all before it are right."""
+
+    tokens: Sequence[int] = ()
+    confidence: Sequence[float] = ()
+    source: str = ""  # the drafter's name: costs and calibration are kept per source
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.confidence):
+            raise ValueError(f"{len(self.tokens)} drafted tokens come with {len(self.confidence)} confidences")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tokens)
+
+    def first(self, depth: int) -> "Draft":
+        """The first `depth` guesses."""
+        return self if depth >= len(self.tokens) else Draft(self.tokens[:depth], self.confidence[:depth], self.source)
+
+
+# Asked by a drafter that makes one token per pass, after each pass: which requests are worth another?
+# Drafts and answers stand in the order of the requests; the answer for a request that is done is ignored.
+GoOn = Callable[[Sequence[Draft]], Sequence[bool]]
 
 
 @dataclass(slots=True)
@@ -43,6 +71,33 @@ class Drafter(Protocol):
 
     def reset(self, slot: int) -> None:
         """The slot belongs to a new request."""
+
+
+class FirstOf:
+    """Two drafters in one: `first` is asked for all requests, `second` for those it had nothing worth following for."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self._first, self._second = first, second
+        self.max_depth = max(first.max_depth, second.max_depth)
+        self.costs: Mapping[str, DraftCost] = {**first.costs, **second.costs}
+
+    def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
+        drafts = self._first.propose(requests, go_on)
+        good = [bool(len(draft)) and draft.confidence[0] >= TRUST for draft in drafts]
+        left = [replace(r, depth=0) if taken else r for r, taken in zip(requests, good, strict=True)]
+        others = self._second.propose(left, go_on)
+        return [other if len(other) else draft for draft, other in zip(drafts, others, strict=True)]
+
+    def reset(self, slot: int) -> None:
+        self._first.reset(slot)
+        self._second.reset(slot)
+
+
+def combine(drafters: Sequence[Drafter]) -> Drafter | None:
+    """One, a pair, or none."""
+    if len(drafters) == 2:
+        return FirstOf(drafters[0], drafters[1])
+    return drafters[0] if drafters else None
 
 
 class Groups(Protocol):

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest
+from stoker.speculate.drafter import Draft, DraftRequest, GoOn
 
 SOURCE = "lookup"  # of its drafts, in statistics
 LONGEST, SHORTEST = 4, 2  # tokens of a match; a single token recurs too often to mean anything

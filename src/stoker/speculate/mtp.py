@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stoker.speculate.depth.cost import DraftCost
-from stoker.speculate.draft import Draft, GoOn
-from stoker.speculate.drafter import DraftRequest, groups_of
+from stoker.speculate.drafter import Draft, DraftRequest, GoOn, groups_of
 
 SOURCE = "mtp"
 

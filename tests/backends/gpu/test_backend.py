@@ -33,11 +33,9 @@ from stoker.engine.engine import Engine, EngineConfig
 from stoker.engine.request import AUTO, Event, Finish
 from stoker.engine.step import Chunk
 from stoker.sampling.settings import Sampling
-from stoker.speculate.combine import FirstOf
 from stoker.speculate.depth.controller import DepthController
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.draft import Draft
-from stoker.speculate.drafter import Drafter, DraftRequest
+from stoker.speculate.drafter import Draft, Drafter, DraftRequest, FirstOf
 from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig
 from tests.backends.gpu import test_dflash

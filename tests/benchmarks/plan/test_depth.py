@@ -12,7 +12,7 @@ from benchmarks.plan.replay import Block, Strategy, Text
 from benchmarks.plan import chart, depth, replay, spark, traces
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.controller import DepthController
-from stoker.speculate.draft import Draft
+from stoker.speculate.drafter import Draft
 
 # log odds of a draft on average, their spread, and the experts a text draws from
 KINDS = {"json": (3.0, 1.5, 40), "code": (2.0, 1.8, 72), "prose": (0.6, 1.5, 28), "random": (-6.0, 1.0, 200)}

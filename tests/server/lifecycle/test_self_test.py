@@ -19,7 +19,7 @@ from stoker.server.lifecycle.plan import Plan, plan_engine
 from stoker.server.lifecycle.self_test import self_test
 from stoker.server.model import ServedModel
 from stoker.speculate.choice import DraftChoice
-from stoker.speculate.draft import Draft
+from stoker.speculate.drafter import Draft
 
 GIB = 1 << 30
 CHOICE = DraftChoice.parse("mtp:2")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.speculate.depth.controller import DepthController
 from stoker.speculate.depth.cost import DraftCost, StepBytes
-from stoker.speculate.draft import Draft
+from stoker.speculate.drafter import Draft
 
 MOE = StepBytes(fixed=5e9, expert=2.35e8, experts=256, top_k=8)
 SPEED = 227e9  # bytes/s of the pretended box

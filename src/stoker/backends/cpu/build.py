@@ -11,9 +11,8 @@ from stoker.backends.network.load import load_drafter
 from stoker.backends.network.low_bits import lower_all
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
-from stoker.speculate.combine import combine
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.drafter import Drafter
+from stoker.speculate.drafter import Drafter, combine
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
 

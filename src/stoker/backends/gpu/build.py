@@ -15,9 +15,8 @@ from stoker.backends.reference import REFERENCES_ONLY
 from stoker.engine.config import EngineConfig
 from stoker.errors import ConfigError, RequestError
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
-from stoker.speculate.combine import combine
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.drafter import Drafter
+from stoker.speculate.drafter import Drafter, combine
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig

@@ -36,8 +36,7 @@ from stoker.errors import EngineError, RequestError, StokerError
 from stoker.sampling.settings import Sampling
 
 if TYPE_CHECKING:
-    from stoker.engine.engine import Engine
-    from stoker.engine.stats import EngineStats
+    from stoker.engine.engine import Engine, EngineStats
     from stoker.sampling.mask import TokenMask
 
 SHUT = "the engine was shut down."

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -101,7 +100,7 @@ class EngineLoop:
                 if event:
                     self._pass_on(event)
             case AskStats():
-                self._send(Answer(command.ticket, deepcopy(self._engine.stats())))
+                self._send(Answer(command.ticket, self._engine.stats()))
             case ReleaseMemory():
                 released = self._engine.release_memory()
                 log.warning("the prefix cache was given up, and %d bytes went back to the system", released)

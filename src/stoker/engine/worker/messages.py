@@ -13,7 +13,7 @@ from stoker.sampling.settings import Sampling
 from stoker.weights.model_config import ModelConfig
 
 if TYPE_CHECKING:
-    from stoker.engine.stats import EngineStats
+    from stoker.engine.engine import EngineStats
     from stoker.sampling.mask import TokenMask
 
 
