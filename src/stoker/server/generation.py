@@ -33,6 +33,7 @@ class EngineRequest:
     thinking: bool = False  # the prompt has opened a thought
     tools: Mapping[str, Any] | None = None  # schemas by name; None: tool calls are not parsed
     strict: tuple[str, ...] = ()  # tools whose calls a grammar constrains
+    custom: frozenset[str] = frozenset()  # tools that take plain text
     parsed: bool = True  # False: raw text, for completions
     mask: Callable[[], "TokenMask"] | None = None
     omitted: tuple[str, ...] = ()  # parts of the request that were left out; the response names them
@@ -93,7 +94,9 @@ class Generation:
         self.request, self.progress = request, Progress(arrived_at=arrived_at)
         self._stream, self._metrics = stream, metrics
         self._text = model.stream(request.sampling.stop)
-        self._parser = AnswerParser(request.thinking, request.tools, request.strict) if request.parsed else None
+        self._parser: AnswerParser | None = None
+        if request.parsed:
+            self._parser = AnswerParser(request.thinking, request.tools, request.strict, request.custom)
         self._timeout = timeout
         left = arrived_at + timeout - time.perf_counter()
         self._timer = asyncio.get_running_loop().call_later(left, self._expire)

@@ -29,10 +29,10 @@ LINGER_S, LINGER_BYTES = 2.0, 64 * MIB  # how long, and how much, is still read 
 
 class Guard:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
-        self._app, self._config = app, config
+        self._app, self._config, self._loopback = app, config, config.loopback
         self._digest = _digest(config.api_key) if config.api_key else None
         self._names = {name.lower().strip("[]") for name in (*LOCAL_NAMES, config.host, *config.allowed_hosts)}
-        if not config.loopback:
+        if not self._loopback:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self._origins = {origin.lower() for origin in config.cors_origins}
         # It answers preflight requests, which have no key, and adds its headers to every response.
@@ -89,7 +89,7 @@ class Guard:
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Refuses unknown host names: a web page could otherwise reach a local server by DNS rebinding."""
         host = headers.get(b"host", b"").decode("latin-1").strip().lower()
-        if not host or self._is_ours(_host_name(host)) or (self._digest and not self._config.loopback):
+        if not host or self._is_ours(_host_name(host)) or (self._digest and not self._loopback):
             return
         raise ApiError(
             403,
@@ -100,7 +100,7 @@ class Guard:
     def _is_ours(self, name: str) -> bool:
         """Whether a host name is ours. A server that listens beyond loopback accepts any IP address as well, because
         DNS rebinding needs a name."""
-        return name in self._names or (not self._config.loopback and _is_address(name))
+        return name in self._names or (not self._loopback and _is_address(name))
 
     def _check_origin(self, method: str, headers: dict[bytes, bytes]) -> None:
         """Refuses requests from pages of other sites. A browser sends a preflight before JSON, but none before plain

@@ -157,7 +157,11 @@ def test_the_text_of_a_custom_call_comes_out_whole_wherever_its_arguments_are_cu
             assert cut < len('{"input": "') or text.startswith(broken.text)
     other = CustomCalls({"patch"})
     pieces: list[Piece] = [CallStart(0, "patch"), CallArguments(0, '{"te'), CallArguments(0, 'xt": 1}'), Content("x")]
-    assert other.push(pieces, ended=True) == [CallStart(0, "patch"), CallArguments(0, '{"text": 1}'), Content("x")]
+    assert [*other.push(pieces), *other.finish()] == [
+        CallStart(0, "patch"),
+        CallArguments(0, '{"text": 1}'),
+        Content("x"),
+    ]
 
 
 def test_old_items_make_room() -> None:

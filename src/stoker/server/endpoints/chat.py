@@ -16,7 +16,6 @@ from stoker.server.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from stoker.server.endpoints.usage import final_usage, response_metrics, usage
 from stoker.server.generation import Delta, merged
 from stoker.server.lifecycle.service import Service, Submission
-from stoker.server.output.custom import CustomCalls
 from stoker.server.output.pieces import Call, CallArguments, CallStart, Content, Message, Piece, Reasoning
 from stoker.server.prepare.chat import chat_requests
 from stoker.server.schemas.chat import ChatRequest
@@ -40,7 +39,6 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 class Choice:
     """What has been sent of one choice."""
 
-    custom: CustomCalls
     began: bool = False
     calls: int = 0
     reasoning_tokens: int = 0
@@ -59,13 +57,12 @@ class ChatResponse:
 
     async def whole(self) -> dict[str, Any]:
         messages = [Message() for _ in self._requests]
-        custom = [CustomCalls(self._custom) for _ in self._requests]
         deltas: list[list[Delta]] = [[] for _ in self._requests]
         thinking = 0
         async for index, delta in merged(self._submission.generations):
             deltas[index].append(delta)
             thinking += delta.reasoning_tokens
-            for piece in self._visible_pieces(custom[index], delta):
+            for piece in self._visible_pieces(delta):
                 messages[index].add(piece)
         stats = [each.stats or Stats() for each in (found[-1] for found in deltas)]
         found = {
@@ -112,16 +109,15 @@ class ChatResponse:
             return {"id": call_id(), "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
         return {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
-    def _visible_pieces(self, custom: CustomCalls, delta: Delta) -> list[Piece]:
-        pieces = custom.push(delta.pieces, bool(delta.finish))
+    def _visible_pieces(self, delta: Delta) -> list[Piece]:
         if self._body.include_reasoning is not False:
-            return pieces
-        return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+            return delta.pieces
+        return [piece for piece in delta.pieces if not isinstance(piece, Reasoning)]
 
     async def stream(self) -> AsyncIterator[str]:
         options = self._body.stream_options
         with_usage, counting = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
-        choices = [Choice(CustomCalls(self._custom)) for _ in self._requests]
+        choices = [Choice() for _ in self._requests]
         ended: dict[int, Stats] = {}
         prompt = len(self._requests[0].prompt)
         async for index, delta in merged(self._submission.generations):
@@ -163,7 +159,7 @@ class ChatResponse:
         """The choice of one chunk, or None if the step added nothing visible: a possible tag is held back."""
         body = self._body
         extras = body.logprobs or body.return_token_ids or (body.return_drafts and delta.drafts)
-        pieces = self._visible_pieces(choice.custom, delta)
+        pieces = self._visible_pieces(delta)
         if not pieces and not delta.finish and not extras:
             return None
         answer = message_delta(pieces, choice, self._custom)

@@ -19,7 +19,6 @@ from stoker.server.errors import ApiError
 from stoker.server.generation import Delta
 from stoker.server.lifecycle.service import Service, Submission
 from stoker.server.output.blocks import Added, Block, Blocks, Change, Closed, Opened
-from stoker.server.output.custom import CustomCalls
 from stoker.server.prepare.chat import chat_requests
 from stoker.server.prepare.responses import chat_request
 from stoker.server.prepare.responses_tools import namespaces
@@ -39,7 +38,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     items: KeptItems = request.app.state.kept_items
     chat = await asyncio.to_thread(chat_request, body, items.find)
     submission = service.submit(await asyncio.to_thread(chat_requests, service, chat), arrived_at)
-    response = ResponsesResponse(service, items, body, submission, chat.custom_tools)
+    response = ResponsesResponse(service, items, body, submission)
     return await respond(request, submission, response, body.stream, response.failed)
 
 
@@ -50,13 +49,12 @@ class ResponsesResponse:
         items: "KeptItems",
         body: ResponsesRequest,
         submission: Submission,
-        custom: frozenset[str],
     ) -> None:
         self._service, self._items, self._body = service, items, body
         (self._generation,) = submission.generations
         sampling = self._generation.request.sampling
         self._blocks = Blocks()
-        self._custom, self._custom_calls = custom, CustomCalls(custom)
+        self._custom = self._generation.request.custom
         self._namespaces = namespaces(body.tools)
         self._events = 0
         self._logprobs: list[TokenLogprob] = []
@@ -110,7 +108,7 @@ class ResponsesResponse:
     def _changes(self, delta: Delta) -> Iterator[Change]:
         self._logprobs += delta.logprobs
         self._thinking += delta.reasoning_tokens
-        for piece in self._custom_calls.push(delta.pieces, bool(delta.finish)):
+        for piece in delta.pieces:
             yield from self._keep_closed(self._blocks.push(piece))
         if delta.finish:
             yield from self._keep_closed(self._blocks.finish())

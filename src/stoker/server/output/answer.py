@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stoker.server.output.pieces import Piece, Reasoning, partial_tag
-from stoker.server.output.tags import THOUGHT_END, call_in_thought
+from stoker.server.output.custom import CustomCalls
+from stoker.server.output.pieces import Piece, Reasoning
+from stoker.server.output.tags import THOUGHT_END, call_in_thought, partial_tag
 from stoker.server.output.tool_calls import ToolCallParser
 
 OPEN, CLOSE = "<think>", THOUGHT_END
@@ -92,11 +93,19 @@ class ReasoningSplitter:
 
 
 class AnswerParser:
-    def __init__(self, thinking: bool, tools: Mapping[str, Any] | None = None, strict: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        thinking: bool,
+        tools: Mapping[str, Any] | None = None,
+        strict: Collection[str] = (),
+        custom: Collection[str] = (),
+    ) -> None:
         """`thinking`: the prompt has opened a thought. `tools`: schemas by name, None if calls are not parsed.
-        `strict`: tools whose calls a grammar constrains; these always begin with the opening tag."""
+        `strict`: tools whose calls a grammar constrains; these always begin with the opening tag. `custom`: tools that
+        take plain text, which is what comes out as the arguments of their calls."""
         self._splitter = ReasoningSplitter(thinking, tools)
         self._calls = ToolCallParser(tools, strict)
+        self._custom = CustomCalls(custom) if custom else None
 
     @property
     def thinking(self) -> bool:
@@ -108,12 +117,16 @@ class AnswerParser:
 
     def finish(self, complete: bool = True) -> list[Piece]:
         """The remaining pieces. `complete`: the model ended the answer itself and was not cut off."""
-        pieces = self._pieces(*self._splitter.flush())
-        return pieces + self._calls.finish(complete)
+        pieces = self._pieces(*self._splitter.flush()) + self._plain(self._calls.finish(complete))
+        return pieces + self._custom.finish() if self._custom else pieces
 
     def _pieces(self, reasoning: str, answer: str) -> list[Piece]:
         pieces: list[Piece] = [Reasoning(reasoning)] if reasoning else []
         if answer:
             self._calls.thought = self._splitter.thought
-            pieces += self._calls.push(answer)
+            pieces += self._plain(self._calls.push(answer))
         return pieces
+
+    def _plain(self, pieces: list[Piece]) -> list[Piece]:
+        """Pieces of calls, those of custom tools with their text."""
+        return self._custom.push(pieces) if self._custom else pieces

@@ -58,10 +58,14 @@ class CustomCalls:
         self._index = 0
         self._input: CustomInput | None = None  # of the current call, if it calls a custom tool
 
-    def push(self, pieces: list[Piece], ended: bool) -> list[Piece]:
-        return list(self._pushed(pieces, ended)) if self._names else pieces
+    def push(self, pieces: Iterable[Piece]) -> list[Piece]:
+        return list(self._pushed(pieces))
 
-    def _pushed(self, pieces: list[Piece], ended: bool) -> Iterable[Piece]:
+    def finish(self) -> list[Piece]:
+        """The rest of a call that the answer ends with."""
+        return list(self._end())
+
+    def _pushed(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
         for piece in pieces:
             if isinstance(piece, CallArguments):
                 text = piece.text if self._input is None else self._input.push(piece.text)
@@ -72,8 +76,6 @@ class CustomCalls:
             yield piece
             if isinstance(piece, CallStart) and piece.name in self._names:
                 self._index, self._input = piece.index, CustomInput()
-        if ended:
-            yield from self._end()
 
     def _end(self) -> Iterable[Piece]:
         rest = self._input.finish() if self._input else ""

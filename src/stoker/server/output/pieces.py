@@ -1,6 +1,5 @@
 """The pieces of a parsed answer, in the order in which they were written."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -55,14 +54,3 @@ class Message:
                 self.calls.append(Call(piece.name))
             case CallArguments():
                 self.calls[piece.index].arguments += piece.text
-
-
-def partial_tag(tags: Iterable[str], text: str) -> int:
-    """The length of the longest suffix of `text` that is a proper prefix of a tag, and so must be held back."""
-    found = 0
-    for tag in tags:
-        for size in range(min(len(tag) - 1, len(text)), found, -1):
-            if text.endswith(tag[:size]):
-                found = size
-                break
-    return found

@@ -6,7 +6,7 @@ values, so the parser and the grammar agree.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -152,3 +152,14 @@ def call_in_thought(text: str, names: Collection[str]) -> tuple[int, bool]:
             return found.start(), True
     half = _HALF_THOUGHT_CALL.search(text)
     return (half.start() if half else len(text)), False
+
+
+def partial_tag(tags: Iterable[str], text: str) -> int:
+    """The length of the longest suffix of `text` that is a proper prefix of a tag, and so must be held back."""
+    found = 0
+    for tag in tags:
+        for size in range(min(len(tag) - 1, len(text)), found, -1):
+            if text.endswith(tag[:size]):
+                found = size
+                break
+    return found

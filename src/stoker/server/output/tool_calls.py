@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from stoker.server.output.pieces import CallArguments, CallStart, Content, Piece, partial_tag
+from stoker.server.output.pieces import CallArguments, CallStart, Content, Piece
 from stoker.server.output.tags import (
     CLOSE,
     FUNCTION,
@@ -29,6 +29,7 @@ from stoker.server.output.tags import (
     TOOL_NAME,
     ValueEnds,
     next_tag,
+    partial_tag,
 )
 from stoker.server.output.tool_json import Incomplete, Malformed, ObjectEnd, call_head
 from stoker.server.output.tool_schemas import parameter_types

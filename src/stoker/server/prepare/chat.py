@@ -25,7 +25,7 @@ MOST_PROMPT_LOGPROBS = 131_072  # numbers that one prompt may ask for
 def chat_requests(service: Service, body: ChatRequest) -> list[EngineRequest]:
     """One engine request per choice. Rendering and tokenising take time, so this runs in a thread."""
     _refuse(body)
-    body = _only_allowed(body)
+    custom, body = body.custom_tools, _only_allowed(body)
     model = service.model
     tools = template_tools(body.tools)
     messages = template_messages(body.messages, service.config.max_messages, body.omitted)
@@ -41,9 +41,15 @@ def chat_requests(service: Service, body: ChatRequest) -> list[EngineRequest]:
     prompt = model.render(messages, tools, begin, body.template_options, continued)
     request = engine_request(service, body, prompt, _max_tokens(body), _top_logprobs(body))
     thinking = thinks_at_the_end(messages) if continued else model.opens_thought(prompt)
-    request = replace(request, boundaries=model.boundaries(prompt), thinking=thinking, omitted=tuple(body.omitted))
+    request = replace(
+        request,
+        boundaries=model.boundaries(prompt),
+        thinking=thinking,
+        omitted=tuple(body.omitted),
+        custom=custom,
+    )
     request = with_tools(service, request, body)
-    if request.mask is None:
+    if request.mask is None and (body.response_format or body.structured_outputs):
         request = replace(request, mask=answer_mask(model, body.response_format, body.structured_outputs, thinking))
     request = with_budget(service, request, body.thinking_token_budget)
     return [replace(request, sampling=each) for each in choice_samplings(request.sampling, choice_count(body))]
