@@ -7,11 +7,13 @@ values are always those of the text so far.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from stoker.sampling.sampler import Extended, Past, Row
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost
+
+if TYPE_CHECKING:
+    from stoker.sampling.sampler import Past, Row
 
 TRUST = 0.8  # confidence in its first token from which the first drafter's guess is taken unseen
 
@@ -55,7 +57,7 @@ class DraftRequest:
     sampling: Sampling
     depth: int
     free_only: bool = False  # not worth a pass of a drafting network this step; what costs nothing is welcome
-    past: Past | None = None  # what penalties ask about prompt and output, where they do
+    past: "Past | None" = None  # what penalties ask about prompt and output, where they do
 
     @property
     def length(self) -> int:
@@ -115,8 +117,10 @@ def groups_of(
             yield [live[place] for place in group], [depths[place] for place in group]
 
 
-def draft_row(request: DraftRequest, drafts: Sequence[int]) -> Row:
+def draft_row(request: DraftRequest, drafts: Sequence[int]) -> "Row":
     """How the draft after `drafts` is chosen. The text so far is spelled out only for settings that look at it."""
+    from stoker.sampling.sampler import Extended, Row  # with torch, which the controller does without
+
     sampling = request.sampling
     looks = sampling.penalizes or sampling.min_tokens
     return Row(
