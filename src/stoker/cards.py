@@ -20,6 +20,14 @@ class Card:
             return float(pynvml.nvmlDeviceGetPowerUsage(self.handle)) / 1000
         return 0.0
 
+    def power_limit(self) -> float:
+        """W; 0 where there is none."""
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            return float(pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)) / 1000
+        return 0.0
+
 
 def nvidia_cards() -> list[Card]:
     import pynvml

@@ -2,8 +2,8 @@
 
 `python fake_engine.py PORT [--name NAME] [--load SECONDS] [--die-loading] [--never-ready] [--ignore-term] [--child]`
 answers /ready, /health, /metrics and /v1/chat/completions like a real one. The body of a completion may hold `tokens`
-(how many), `delay` (seconds between them) and `do`: `die` or `stall` before the second token. `GET /echo` tells what it
-was asked.
+(how many), `delay` (seconds between them), `prompt_s` (how long the prompt takes) and `do`: `die` or `stall` before the
+second token. Whatever else it is asked, it answers with what it was asked.
 """
 
 import argparse
@@ -76,6 +76,7 @@ class Handler(BaseHTTPRequestHandler):
                     self._event(json.dumps({"choices": [{"index": 0, "delta": {"content": f"{engine.name} "}}]}))
                 self._event("[DONE]")
                 self.wfile.write(b"0\r\n\r\n")
+                self.wfile.flush()
             else:
                 text = "".join(f"{engine.name} " for _ in self._tokens(asked))
                 self._json(200, {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]})
@@ -86,6 +87,10 @@ class Handler(BaseHTTPRequestHandler):
             engine.count(running=-1)
 
     def _tokens(self, asked):
+        until = time.monotonic() + asked.get("prompt_s", 0.0)
+        while time.monotonic() < until:
+            self.engine.count(tokens=1)
+            time.sleep(0.02)
         for index in range(asked.get("tokens", 4)):
             if index == 1 and asked.get("do") == "die":
                 os._exit(3)
@@ -160,6 +165,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if asked.child:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+    if secret := os.environ.get("FAKE_API_KEY"):
+        print(f"the key is {secret}", flush=True)
     if asked.die_loading:
         print("out of memory: 3 GiB of 2 GiB", flush=True)
         sys.exit(7)

@@ -12,7 +12,10 @@ from stoker.cli.progress import replace_unencodable, say_error
 from stoker.errors import StokerError
 
 # Each is the function of that name in stoker.cli.NAME.
-COMMANDS = ("generate", "chat", "serve", "build", "inspect", "plan", "pick", "evidence", "bench", "report")
+COMMANDS = (
+    *("generate", "chat", "serve", "build", "inspect", "plan", "pick", "evidence", "bench", "report"),
+    *("down", "status", "logs", "list"),
+)
 
 
 class Commands(TyperGroup):

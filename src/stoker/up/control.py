@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from msgspec import Struct
 from stoker.engines.engine import Deployment
 from stoker.errors import StokerError
 from stoker.up import state, systemd
-from stoker.up.state import Instance, PhaseTime, Process, Status
+from stoker.up.state import Instance, PhaseTime, Status
 
 __all__ = ["Apply", "Control", "Instance", "PhaseTime", "Status"]
 
@@ -58,7 +59,10 @@ class Control:
         started = systemd.start(name, command) if service else _start(command, log)
         until = time.monotonic() + START_S
         while time.monotonic() < until:
-            if found := cls.find(name):
+            found = cls.find(name)
+            # If another command was faster, its keeper runs; the one started here ends as soon as it sees that. It must
+            # not be left behind, or it might see it only after that service has ended.
+            if found and (started.ended() or started.pid in (None, found.status().keeper_pid)):
                 found._check_address(host, port)
                 return found
             if started.ended() and not state.is_locked(folder / KEEPER_LOCK):
@@ -92,12 +96,12 @@ class Control:
         """Stops the candidate; after `swap` the old one is started again."""
         self._call("POST", "/reject", {"reason": reason})
 
-    def stop(self) -> None:
-        """Drains, stops the engines and ends the keeper. Returns when all of it is gone."""
-        now = self.status()
-        draining = [now.serving, *now.draining]
+    def stop(self, now: bool = False) -> None:
+        """Drains (not with `now`), stops the engines and ends the keeper. Returns when all of it is gone."""
+        found = self.status()
+        draining = [found.serving, *found.draining]
         drain_s = max((each.deployment.drain_timeout_s for each in draining if each), default=0.0)
-        self._call("POST", "/stop", timeout=drain_s + 60.0)
+        self._call("POST", "/stop", {"now": now}, timeout=drain_s + 60.0)
         until = time.monotonic() + ANSWER_S
         while state.is_locked(self._folder / KEEPER_LOCK) and time.monotonic() < until:
             time.sleep(0.02)
@@ -144,6 +148,19 @@ class Control:
         return said
 
 
+def clean_up(name: str) -> None:
+    """After a keeper that was killed: ends what it may have left, and notes that the service is stopped."""
+    saved = state.read(name)
+    if saved is None or saved.stopped:
+        return
+    for each in saved.engines:
+        if each.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL)
+    saved.stopped = True
+    state.write(state.folder(name) / "service.json", saved)
+
+
 def keeper_command(folder: Path, host: str, port: int) -> list[str]:
     return [sys.executable, "-m", "stoker.up.keeper", str(folder), "--host", host, "--port", str(port)]
 
@@ -157,15 +174,31 @@ def _environment() -> dict[str, str]:
     return found
 
 
-def gone(name: str) -> list[Process]:
-    """Engines that outlived their keeper: none, unless something went badly wrong."""
+def status(name: str) -> Status | None:
+    """Of a service with or without a keeper; None if there never was one."""
+    if found := Control.find(name):
+        return found.status()
     saved = state.read(name)
-    return [each for each in saved.engines if each.alive] if saved else []
+    if saved is None:
+        return None
+    last = saved.status
+    last.keeper_pid, last.state = 0, "stopped" if saved.stopped else "gone"
+    last.warnings = []
+    if not saved.stopped:
+        keeper = f"its keeper (pid {saved.keeper.pid})"
+        last.warnings.append(f"{keeper} was killed, or the machine started anew; stoker up starts it again")
+    if alive := [each.pid for each in saved.engines if each.alive]:
+        last.warnings.append(f"processes of its engine are still there: {', '.join(map(str, alive))}")
+    for each in (last.serving, last.candidate, *last.draining):
+        if each and each.state != "failed":
+            each.state, each.pid, each.phase = "stopped", 0, None
+    return last
 
 
 class _Started:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
+        self.pid: int | None = process.pid
 
     def ended(self) -> bool:
         return self._process.poll() is not None

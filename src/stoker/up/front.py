@@ -29,6 +29,8 @@ HOP_BY_HOP = frozenset(
 AUTOMATIC = (hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
 RETRY_S = 5  # of clients, if nobody knows better
 HEAD = 65536  # bytes of the longest header
+IDLE_S = 75.0  # that a connection may stay without a whole header of a request
+SWEEP_S = 5.0
 EVENTS = "text/event-stream"
 
 
@@ -49,6 +51,12 @@ class Backend:
         """Requests that wait for the engine, and not for their client to send or to read."""
         return sum(each.waits for each in self.open)
 
+    async def drain(self, timeout: float) -> None:
+        """Waits for the requests that it has begun."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.idle.wait()
+
 
 @dataclass(eq=False)
 class Passing:
@@ -64,6 +72,8 @@ class Front:
         self.backend: Backend | None = None  # of new requests; those under way stay with theirs
         self._session: ClientSession | None = None
         self._runner: web.AppRunner | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._busy: set[object] = set()  # connections with a request
 
     async def listen(self, host: str, port: int) -> int:
         """Raises OSError if the port is taken. Returns the port, for 0 the one that was free."""
@@ -84,29 +94,47 @@ class Front:
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
-            keepalive_timeout=75.0,
+            keepalive_timeout=IDLE_S,
+            shutdown_timeout=2.0,
             max_line_size=HEAD,
             max_field_size=HEAD,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=1024)
         await site.start()
+        self._sweeping = asyncio.create_task(self._sweep())
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
+        if self._sweeping:
+            self._sweeping.cancel()
         if self._runner:
             await self._runner.cleanup()
         if self._session:
             await self._session.close()
 
-    async def drain(self, backend: Backend, timeout: float) -> bool:
-        """Waits for the requests that `backend` has begun. Whether all of them ended in time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await backend.idle.wait()
-        return not backend.open
+    async def _sweep(self) -> None:
+        """Closes connections on which no request arrives: aiohttp waits for the header of the first one for ever."""
+        assert self._runner
+        idle_since: dict[object, float] = {}
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = asyncio.get_running_loop().time()
+            server = self._runner.server
+            idle = [each for each in (server.connections if server else []) if each not in self._busy]
+            idle_since = {each: idle_since.get(each, now) for each in idle}
+            for each in idle:
+                if now - idle_since[each] > IDLE_S:
+                    each.force_close()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self._busy.add(request.protocol)
+        try:
+            return await self._answer(request)
+        finally:
+            self._busy.discard(request.protocol)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         backend = self.backend
         if backend is None:
             return self._unavailable(request, *self._why())

@@ -15,6 +15,7 @@ from stoker.up.state import Instance, PhaseTime, Process
 from stoker.up.watch import Fault, Questions, Timing, watch
 
 FIRST_POLL_S = 0.5  # between questions to an engine that starts, at most
+RECENT = 100  # restarts whose time is kept
 LAST_WORDS = 3  # lines of the log in the reason of a fault
 
 
@@ -40,6 +41,8 @@ class Running:
         self._stopping: asyncio.Task[None] | None = None
         self._ask: Questions | None = None
         self._phase_at = 0.0
+        self._took_s: float | None = None
+        self._restarts_at: list[float] = []
         self._engine = find(data.deployment.engine)
         self._log = Log(Path(data.log), masking(environment))
 
@@ -88,7 +91,8 @@ class Running:
         except TimeoutError:
             phase = self.data.phase.name if self.data.phase else "starting"
             raise Fault(f"it was not ready within {limit:g} s; it was {phase}{self._last_words()}") from None
-        self.data.ready_s = self.data.ready_s or round(time.time() - self.data.started_at, 3)
+        if not self.data.ready_s:
+            self.data.ready_s = self._took_s = round(time.time() - self.data.started_at, 3)
         self._enter(None)
         self.data.state = "ready"
         self._changed()
@@ -128,9 +132,23 @@ class Running:
         self.data.fault = fault
         return self.in_a_row <= self.data.deployment.restarts
 
+    def count_restarts(self, times: int) -> None:
+        self.data.restarts += times
+        self._restarts_at = [*self._restarts_at, *[time.time()] * times][-RECENT:]
+
+    def recent_restarts(self) -> int:
+        """Within the last hour."""
+        return sum(at > time.time() - 3600.0 for at in self._restarts_at)
+
+    def expected_s(self) -> float | None:
+        """Until it is ready, if it takes as long as the last time."""
+        if self._took_s is None:
+            return None
+        return max(1.0, self._took_s - (time.time() - self.data.started_at))
+
     def _restarted(self, times: int) -> None:
         """The engine's server restarted the inner process by itself, which counts as if the keeper had."""
-        self.data.restarts += times
+        self.count_restarts(times)
         fault = "its server restarted the engine process by itself"
         if not self.count_faults(times, fault):
             raise Fault(fault)

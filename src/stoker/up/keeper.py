@@ -8,7 +8,9 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -26,14 +28,16 @@ from stoker.up import state
 from stoker.up.control import KEEPER_LOCK, KEEPER_LOG, SOCKET, Apply
 from stoker.up.front import RETRY_S, Front
 from stoker.up.instance import Running
+from stoker.up.launcher import GRACE_S, LEFT_S, PR_SET_CHILD_SUBREAPER, prctl
 from stoker.up.state import Instance, Process, Service, Status
-from stoker.up.watch import Fault, Timing, environment_timing
+from stoker.up.watch import Fault, Power, Timing, environment_timing
 
 log = logging.getLogger("stoker.up")
 
 KEPT_LOGS = 4  # of instances
 LONGEST_RETRY_S = 60  # clients of OpenAI's library follow no longer advice
 DEAD_GRACE_S = 0.5  # that remains of an engine with a fault have between SIGTERM and SIGKILL
+LOCK_S = 0.5  # commands that ask whether the lock is free hold it for a moment
 KEEPER_LOG_BYTES = 1 << 20
 
 
@@ -44,12 +48,14 @@ class Keeper:
         saved = state.read_file(folder / "service.json")
         self._service = Service(host, port, Process.of(os.getpid()), Status(folder.name, "", os.getpid()))
         self._service.logs = saved.logs if saved else 0
+        self._leftovers = saved.engines if saved else []
         self._left = saved.status.serving.deployment if saved and saved.status.serving and not saved.stopped else None
         self._serving: Running | None = None
         self._candidate: Running | None = None
         self._retiring: dict[Running, asyncio.Task[None]] = {}
         self._rejected = ""  # the latest change that did not come to pass
         self._changing = asyncio.Lock()
+        self._power = Power()
         self._end = asyncio.Event()
         self._stopping = False
 
@@ -59,11 +65,13 @@ class Keeper:
         try:
             service.port = await self._front.listen(service.host, service.port)
         except OSError as error:
+            await self._front.close()
             raise StokerError(
                 f"the service cannot listen on {service.host}, port {service.port}: {error.strerror}. Stop what "
                 "listens there, or choose another port."
             ) from error
         service.status.url = _url(service.host, service.port)
+        await self._end_leftovers()
         if self._left:
             log.info("starting %s again, which was accepted before", self._left.recipe)
             self._serving = self._new(self._left, os.environ)
@@ -77,12 +85,25 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._end.set)
         log.info("listening on %s", service.status.url)
+        power = asyncio.create_task(self._power.watch(lambda: self._serving is not None and self._serving.busy))
         await self._end.wait()
+        power.cancel()
         self._stopping = True
         await self._stop_all()
         await runner.cleanup()
         await self._front.close()
         self._save()
+
+    async def _end_leftovers(self) -> None:
+        """Waits for engines of a keeper that was killed: their memory is needed. They end by themselves."""
+        until = time.monotonic() + GRACE_S + LEFT_S
+        while alive := [each for each in self._leftovers if each.alive]:
+            if time.monotonic() > until:
+                for each in alive:
+                    log.warning("the engine of an earlier keeper is killed (pid %d)", each.pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(each.pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
 
     # -- what is said over the socket
 
@@ -151,9 +172,10 @@ class Keeper:
 
     async def _stop(self, body: bytes) -> None:
         """The accepted engine will not be started again by itself."""
+        now = msgspec.json.decode(body).get("now") is True
         async with self._changing:
             self._service.stopped = self._stopping = True
-            await self._stop_all()
+            await self._stop_all(0.0 if now else None)
         self._end.set()
 
     # -- engines
@@ -170,12 +192,12 @@ class Keeper:
 
     async def _try(self, candidate: Running, mode: Literal["beside", "swap"]) -> None:
         """A candidate, and once it is accepted, the engine that serves. Fails at its first fault before that."""
-        if self._retiring:
-            await asyncio.wait(self._retiring.values())  # their memory is needed
         old = self._serving
-        if mode == "swap" and old and old.data.state != "failed":
-            await self._withdraw(old)
         try:
+            if self._retiring:
+                await asyncio.wait(self._retiring.values())  # their memory is needed
+            if mode == "swap" and old and old.data.state != "failed":
+                await self._withdraw(old)
             await candidate.start()
             await candidate.until_ready()
             if mode == "swap" and old:
@@ -208,7 +230,8 @@ class Keeper:
                 if not running.up:
                     await running.start()
                 await running.until_ready()
-                self._front.backend = running.backend
+                if running is self._serving:  # no other one was accepted just now
+                    self._front.backend = running.backend
                 self._save()
                 began_at = time.monotonic()
                 try:
@@ -221,12 +244,12 @@ class Keeper:
 
     async def _restart(self, running: Running, fault: str) -> None:
         """Ends what is left, and waits before the next start; or marks it as failed."""
-        self._front.backend = None
+        self._leave(running)
         name, most = running.data.deployment.recipe, running.data.deployment.restarts
         log.error("%s: %s", name, fault)
         if running.count_faults(1, fault):
             running.data.state = "restarting"
-            running.data.restarts += 1
+            running.count_restarts(1)
             self._save()
             await running.stop(DEAD_GRACE_S)
             await asyncio.sleep(self._timing.backoff(running.in_a_row))
@@ -237,18 +260,23 @@ class Keeper:
             self._save()
             await running.stop(DEAD_GRACE_S)
 
-    async def _withdraw(self, running: Running) -> None:
+    async def _withdraw(self, running: Running, drain_s: float | None = None) -> None:
         """Takes no more requests to it, lets those under way end, and ends it. It stays what is accepted."""
-        if self._front.backend is running.backend:
-            self._front.backend = None
+        drain_s = running.data.deployment.drain_timeout_s if drain_s is None else drain_s
+        self._leave(running)
         await _cancel(running.task)
         running.data.state = "draining"
         self._save()
         if running.backend:
-            await self._front.drain(running.backend, running.data.deployment.drain_timeout_s)
+            await running.backend.drain(drain_s)
         await running.stop(self._timing.grace_s)
         running.data.state = "stopped"
         self._save()
+
+    def _leave(self, running: Running) -> None:
+        """New requests do not go to it any more."""
+        if self._front.backend is running.backend:
+            self._front.backend = None
 
     def _retire(self, running: Running) -> None:
         """Withdraws it in the background, and forgets it."""
@@ -276,10 +304,10 @@ class Keeper:
             old.in_a_row = 0
             old.task = asyncio.create_task(self._keep(old))
 
-    async def _stop_all(self) -> None:
+    async def _stop_all(self, drain_s: float | None = None) -> None:
         async with asyncio.TaskGroup() as group:
             if self._serving and self._serving.data.state != "stopped":
-                group.create_task(self._withdraw(self._serving))
+                group.create_task(self._withdraw(self._serving, drain_s))
             group.create_task(self._drop_candidate())
             for task in self._retiring.values():
                 group.create_task(_wait(task))
@@ -304,7 +332,11 @@ class Keeper:
         status.candidate = candidate.data if candidate else None
         status.draining = [each.data for each in retiring]
         status.state = self._state()
-        status.warnings = [self._rejected] if self._rejected else []
+        status.warnings = [text for text in (self._rejected, self._power.warning) if text]
+        if serving and (recent := serving.recent_restarts()) > 1:
+            status.warnings.append(
+                f"it was restarted {recent} times within the last hour; latest: {serving.data.fault}"
+            )
 
     def _state(self) -> Literal["empty", "starting", "serving", "restarting", "failed", "switching"]:
         serving, candidate = self._serving, self._candidate
@@ -331,7 +363,8 @@ class Keeper:
             return f"The engine of {name} has failed; `stoker status` says why.", LONGEST_RETRY_S
         phase = f" ({found.data.phase.name})" if found.data.phase else ""
         what = {"switching": "is being changed", "restarting": "is being started again"}.get(now, "is being started")
-        return f"The engine of {name} {what}{phase}. Try again soon.", RETRY_S
+        retry_s = found.expected_s() or RETRY_S
+        return f"The engine of {name} {what}{phase}. Try again soon.", min(math.ceil(retry_s), LONGEST_RETRY_S)
 
 
 def _fault(error: Exception) -> str:
@@ -367,12 +400,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     asked = parser.parse_args()
     os.umask(0o077)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)  # connections
     folder = asked.folder.absolute()
     os.chdir(folder)  # the path of a socket may have 107 bytes only
     handler = RotatingFileHandler(folder / KEEPER_LOG, maxBytes=KEEPER_LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    with state.lock_file(folder / KEEPER_LOCK, "the keeper") as holder:
+    with state.lock_file(folder / KEEPER_LOCK, "the keeper", LOCK_S) as holder:
         if holder is not None:
             sys.exit(0)  # another one was faster
         try:

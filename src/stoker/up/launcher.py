@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _run(command: list[str], environment: dict[str, str], folder: str, quiet_s: float | None) -> int:
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of this process, which finds them
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of this process, which finds them
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -66,7 +66,7 @@ def _run(command: list[str], environment: dict[str, str], folder: str, quiet_s: 
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
         print(f"{command[0]} cannot be run: {error.strerror}", file=sys.stderr, flush=True)
@@ -168,7 +168,7 @@ def _descendants() -> list[int]:
     return found
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

@@ -64,6 +64,27 @@ def last_lines(path: Path, count: int) -> list[str]:
     return found
 
 
+class Follow:
+    """What is written to a log after now, through its new beginnings."""
+
+    def __init__(self, path: Path, from_start: bool = False) -> None:
+        self._path, self._text = path, b""
+        self._file = path.open("rb")
+        self._file.seek(0, os.SEEK_SET if from_start else os.SEEK_END)
+
+    def lines(self) -> Iterator[str]:
+        """The whole lines that are new since the last call."""
+        text = self._text + self._file.read()
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino:
+                text += self._file.read()
+                self._file.close()
+                self._file = self._path.open("rb")
+                text += self._file.read()
+        whole, newline, self._text = text.rpartition(b"\n")
+        yield from shown(whole + newline)
+
+
 def shown(text: bytes) -> Iterator[str]:
     """Lines for a terminal. Of a progress bar, the last state."""
     for line in text.decode("utf-8", "replace").split("\n"):

@@ -11,7 +11,9 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import psutil
 
 from stoker.engines.engine import PORT, Launch
 from stoker.up import launcher
@@ -29,6 +31,7 @@ FORWARDED = ("HF_TOKEN", "VLLM_API_KEY", "STOKER_API_KEY")
 HEARTBEAT_S = 2.0
 REMOTE_QUIET_S = 20.0  # without a sign of life from the keeper, the launcher on another host ends its command
 LONGEST = 16384  # bytes of a line
+EXIT_POLL_S = 0.05
 KILL_S = 3.0  # that a launcher may take beyond the grace before it is killed itself
 
 _PID = re.compile(re.escape(launcher.PID_LINE.encode()) + rb"(\d+)\n")
@@ -56,6 +59,9 @@ def free_port() -> int:
 
 class EngineProcess:
     """A launch that runs. Its output goes to `write` in whole lines, with all secrets still in it."""
+
+    _live: ClassVar[set[int]] = set()  # launchers
+    _starting: ClassVar[int] = 0
 
     def __init__(self, launch: Launch, port: int, process: asyncio.subprocess.Process, write: Callable[[bytes], Any]):
         self.launch, self._process, self._write = launch, process, write
@@ -91,21 +97,26 @@ class EngineProcess:
             command = [sys.executable, "-I", "-S", str(_LAUNCHER)]
             order |= {"environment": own, "folder": str(folder), "quiet_s": None}
             begin = b""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={"PYTHONUNBUFFERED": "1", **environment},
-            start_new_session=True,
-        )
+        cls._starting += 1
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={"PYTHONUNBUFFERED": "1", **environment},
+                start_new_session=True,
+            )
+            cls._live.add(process.pid)
+        finally:
+            cls._starting -= 1
         assert process.stdin
         process.stdin.write(begin + json.dumps(order).encode() + b"\n")
         return cls(launch, port, process, write)
 
     async def ended(self) -> str:
         """Waits for its end. A sentence that says how it ended."""
-        code = await self._process.wait()
+        code = await self._exit()
         where = f" on {self.launch.host}" if self.launch.host else ""
         if self.launch.host and code == 255:
             return f"the connection to {self.launch.host} by ssh failed or was lost"
@@ -116,20 +127,40 @@ class EngineProcess:
         self._say(f"stop {grace_s:g}\n")
         try:
             async with asyncio.timeout(grace_s + KILL_S):
-                await self._process.wait()
+                await self._exit()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.launcher, signal.SIGKILL)
-            await self._process.wait()
+            await self._exit()
         finally:
             self._beating.cancel()
             if self._process.returncode is None:  # this task was cancelled
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.launcher, signal.SIGKILL)
+        self._live.discard(self.launcher)
+        if (self._process.returncode or 0) < 0:
+            self._end_orphans()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await asyncio.shield(self._reading)
         self._reading.cancel()
+
+    @classmethod
+    def _end_orphans(cls) -> None:
+        """A launcher that was killed leaves its descendants to the keeper, which is their subreaper."""
+        if not cls._starting:
+            orphans = [each for each in psutil.Process().children() if each.pid not in cls._live]
+            family = [below for each in orphans for below in (*each.children(recursive=True), each)]
+            for each in family:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
+            psutil.wait_procs(family, timeout=KILL_S)
+
+    async def _exit(self) -> int:
+        """asyncio's own wait would also wait for everyone who has inherited the pipes."""
+        while (code := self._process.returncode) is None:
+            await asyncio.sleep(EXIT_POLL_S)
+        return code
 
     def _say(self, words: str) -> None:
         assert self._process.stdin

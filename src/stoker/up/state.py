@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import msgspec
 import psutil
@@ -78,7 +78,8 @@ class Status(Struct):
     serving: Instance | None = None  # the accepted one
     candidate: Instance | None = None
     draining: list[Instance] = []  # replaced; they end the requests they have begun
-    state: Literal["empty", "starting", "serving", "restarting", "failed", "switching"] = "empty"
+    # The last two are of a service without a keeper: stopped by a command, or gone, which nobody asked for.
+    state: Literal["empty", "starting", "serving", "restarting", "failed", "switching", "stopped", "gone"] = "empty"
     warnings: list[str] = []
 
 
@@ -168,19 +169,28 @@ def lock(name: str, command: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path, command: str) -> Iterator[str | None]:
+def lock_file(path: Path, command: str, patience_s: float = 0.0) -> Iterator[str | None]:
     """Yields None if the lock was free and is held now, otherwise who holds it."""
+    until = time.monotonic() + patience_s
     file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")  # noqa: SIM115
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield _holder(file.read())
-            return
+        while not _try_lock(file):
+            if time.monotonic() >= until:
+                yield _holder(file.read())
+                return
+            time.sleep(0.02)
         file.truncate()
         json.dump({"pid": os.getpid(), "command": command, "since": time.time()}, file)
         file.flush()
         yield None
+
+
+def _try_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_locked(path: Path) -> bool:
@@ -190,11 +200,7 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not _try_lock(file)
 
 
 def _holder(text: str) -> str:

@@ -31,6 +31,8 @@ WantedBy=default.target
 class Started:
     """A unit that was started."""
 
+    pid: int | None = None  # systemd's to know
+
     def __init__(self, unit: str) -> None:
         self._unit = unit
 

@@ -4,19 +4,22 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
+from stoker.cards import Card, nvidia_cards
 from stoker.engines.engine import Counters, Deployment, Phase, counters
 from stoker.errors import StokerError
 
 log = logging.getLogger("stoker.up")
 
 TIMING = "STOKER_WATCH"  # environment: JSON with other times, for tests
+POWER_S, POWER_READINGS = 5.0, 12
+LOW_SHARE, LOW_WATTS = 0.12, 20.0  # of a card's limit, and where it states none; decoding draws several times that
 INNER_RESTARTS = "stoker:engine_restarts_total"  # of Stoker's own engine process within its server
 
 
@@ -137,6 +140,38 @@ async def watch(
             heard_at = time.monotonic()
         elif silent > (deployment.start_timeout_s if recovers else timing.silent_s):
             raise Fault(f"it {said} for {silent:.0f} s, and {timing.silent_s:g} s are allowed: it is wedged")
+
+
+class Power:
+    """Whether the card draws power while requests run: a supply that fell back, or clocks that did, looks so."""
+
+    def __init__(self, cards: Callable[[], Sequence[Card]] = nvidia_cards) -> None:
+        self.warning = ""
+        self._cards = cards
+        self._watts: list[float] = []  # of the busiest card, readings since requests run without a pause
+
+    async def watch(self, busy: Callable[[], bool]) -> None:
+        """Until it is cancelled; returns at once where there is no card."""
+        cards = await asyncio.to_thread(self._cards)
+        while cards:
+            await asyncio.sleep(POWER_S)
+            self.read(cards, busy())
+
+    def read(self, cards: Sequence[Card], busy: bool) -> None:
+        if not busy:
+            self._watts = []
+            return
+        watts, busiest = max(((card.watts(), card) for card in cards), key=lambda pair: pair[0])
+        self._watts = [*self._watts, watts][-POWER_READINGS:]
+        limit = busiest.power_limit()
+        low = limit * LOW_SHARE if limit else LOW_WATTS
+        self.warning = ""
+        if len(self._watts) == POWER_READINGS and 0.0 < max(self._watts) < low:
+            of = f" of {limit:.0f} W" if limit else ""
+            self.warning = (
+                f"{busiest.name} drew at most {max(self._watts):.0f} W{of} for a minute in which requests ran: check "
+                "its power supply, clocks and temperature (stoker probe)"
+            )
 
 
 def _phase(body: bytes) -> Phase | None:
