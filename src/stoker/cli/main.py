@@ -11,10 +11,10 @@ import stoker
 from stoker.cli.progress import replace_unencodable, say_error
 from stoker.errors import StokerError
 
-# Each is the function of that name in stoker.cli.NAME.
+# Each is the function of that name in stoker.cli.NAME; a module with an `app` has subcommands.
 COMMANDS = (
     *("generate", "chat", "serve", "build", "inspect", "plan", "pick", "evidence", "bench", "report"),
-    *("down", "status", "logs", "list"),
+    *("recipe", "down", "status", "logs", "list"),
 )
 
 
@@ -28,8 +28,11 @@ class Commands(TyperGroup):
         # After a typo all commands are imported, so that the nearest one is suggested.
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                alone = typer.Typer(add_completion=False)
-                alone.command(name)(getattr(import_module(f"stoker.cli.{name}"), name))
+                module = import_module(f"stoker.cli.{name}")
+                alone = getattr(module, "app", None)
+                if alone is None:
+                    alone = typer.Typer(add_completion=False)
+                    alone.command(name)(getattr(module, name))
                 self.add_command(typer.main.get_command(alone), name)
         return super().get_command(ctx, cmd_name)
 

@@ -19,7 +19,7 @@ LARGEST = 1 << 20  # bytes of a recipe
 # Names of environment variables whose values are secrets: `stoker up` would write them into receipts and logs.
 # ..._TOKENS is a number of them.
 SECRET = re.compile(r"(token|(secret|password|passwd|credential|(api|access|private)_?key)s?)\Z", re.IGNORECASE)
-_USERINFO = re.compile(r"://[^/@\s]+@")  # a name and a password in an address
+USERINFO = re.compile(r"://[^/@\s]+@")  # a name and a password in an address
 _AT = re.compile(r" - at `(\$[^`]*)`\Z")
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?\Z")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -107,7 +107,7 @@ def contradictions(recipe: Recipe) -> list[tuple[list[str | int], str]]:
         if SECRET.search(key):
             said = f"{key} looks like a secret, and recipes hold none; set it in the environment of stoker up."
             found.append((["env", key], said))
-        if _USERINFO.search(recipe.env[key]):
+        if USERINFO.search(recipe.env[key]):
             said = f"{key} is an address with a password in it, and recipes hold none."
             found.append((["env", key], said))
     passed = [(["serve", "arguments"], recipe.serve.arguments)]
@@ -116,7 +116,7 @@ def contradictions(recipe: Recipe) -> list[tuple[list[str | int], str]]:
         for argument in arguments:
             name, given, _ = argument.partition("=")
             valued = given or name.startswith("--")  # -e NAME of a container passes on what the environment has
-            if (valued and SECRET.search(name.replace("-", "_"))) or _USERINFO.search(argument):
+            if (valued and SECRET.search(name.replace("-", "_"))) or USERINFO.search(argument):
                 said = f"{brief(name)} looks like a secret, and recipes hold none; set it in the environment instead."
                 found.append(([*path], said))
     if recipe.nodes and recipe.engine != "vllm":

@@ -74,6 +74,17 @@ class Container(Part, frozen=True):
     arguments: Annotated[list[str], Meta(description="further arguments of docker run or podman run")] = []
 
 
+class Step(Part, frozen=True):
+    """A command of a shell that somebody wants run around the start. It runs only once the user has agreed to it."""
+
+    run: Annotated[str, Meta(min_length=1, description="for bash; several lines are one script")]
+    when: Annotated[Literal["before", "after"], Meta(description="the engine starts; after: once it answers")] = (
+        "before"
+    )
+    inside: Annotated[bool, Meta(description="in the engine's container; else on this machine")] = False
+    note: Annotated[str, Meta(description="what it is for")] = ""
+
+
 class Nodes(Part, frozen=True):
     """Boxes that serve one model together, reached by ssh; the first one answers requests."""
 
@@ -140,6 +151,7 @@ class Recipe(Part, frozen=True):
     env: Annotated[dict[str, str], Meta(description="environment of the engine; no secrets")] = {}
     container: Container | None = None
     nodes: Nodes | None = None
+    shell: Annotated[list[Step], Meta(description="run only after confirmation")] = []
     expected: Expected = Expected()
     known: Known | None = None
 
