@@ -85,13 +85,13 @@ def _rest() -> list[Variant]:
 def _deltanet() -> list[Variant]:
     own = prefill_deltanet
     common = {**DELTA, "WIDTH": WIDTH, "TAPS": 4}
-    conv = {**common, "L2": 1e-6, "SCALE": 128**-0.5, **own.ROWS, **PLAIN}
+    conv = {**common, "KEEPS": True, "L2": 1e-6, "SCALE": 128**-0.5, **own.ROWS, **PLAIN}
     prepare = {**DELTA, "AB_WIDTH": WIDTH, "AB_AT": 20480, **own.PREPARE, **MATH}
-    scan = {"HEADS": 64, "K": 128, "V": 128, **own.SCAN, **MATH}
+    scan = {"HEADS": 64, "K": 128, "V": 128, "KEEPS": True, **own.SCAN, **MATH}
     return [
-        Variant("conv", own.conv_kernel, conv, TYPES),
+        Variant("conv", own.conv_kernel, conv, {**TYPES, "snapshots_ptr": "*bf16"}),
         Variant("prepare", own.prepare_kernel, prepare, TYPES),
-        Variant("scan", own.scan_kernel, scan, TYPES, own.SCAN_AMD, own.SCAN_LITTLE),
+        Variant("scan", own.scan_kernel, scan, {**TYPES, "snapshots_ptr": "*fp32"}, own.SCAN_AMD, own.SCAN_LITTLE),
         Variant("gate", own.gate_kernel, {**common, "EPS": 1e-6, **own.ROWS, **PLAIN}, TYPES),
     ]
 

@@ -101,7 +101,7 @@ class Prompt:
         at = 0
         for count in cuts:
             last = at + count == self.ids.shape[0]
-            part = Part(count, self.table, 0, self.context + at, chooses=last)
+            part = Part(0, self.context + at, count, table=self.table, chooses=last)
             self.prefill.forward(self.ids[at : at + count], [part])
             at += count
         return int(self.prefill.tokens[0])

@@ -56,6 +56,12 @@ def serve(
         str,
         typer.Option(help='Sampling that requests leave open, as JSON: {"temperature": 0.6, "top_p": 0.95}.'),
     ] = "{}",
+    prompt_pause: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that other prompts may hold up a running answer; longer ones are computed in pieces."
+        ),
+    ] = 0.2,
     queue: Annotated[int, typer.Option(help="Requests that may wait; more get 429.")] = 64,
     max_body: Annotated[int, typer.Option(help="Bytes of the largest request.")] = 16 << 20,
     max_messages: Annotated[int, typer.Option(help="Messages of the longest conversation.")] = 4096,
@@ -106,6 +112,7 @@ def serve(
         memory=_bytes(memory),
         reserve=_bytes(reserve),
         prefix_cache=_bytes(prefix_cache),
+        prompt_pause=prompt_pause,
         queue=queue,
         max_body=max_body,
         max_messages=max_messages,

@@ -18,6 +18,7 @@ class EngineConfig:
     slots: int = 8  # requests running at a time
     max_depth: int = 8  # drafts per step
     prefill_budget: int = 512  # prompt tokens per step at most, a multiple of 64
+    dense_copies: bool = False  # whether a GPU keeps 16-bit copies of its dense weights for prompts
     prefill_pause: float = math.inf  # seconds that the prompts of a step may keep running answers waiting
     snapshots: int = 0  # recurrent states the prefix cache may keep; 0 turns it off
     snapshot_interval: int = 1024  # tokens from one to the next, a multiple of 64

@@ -30,6 +30,7 @@ class ServerConfig:
     users: int = 8  # requests computed at the same time
     kv_dtype: str | None = None
     device: str = "cpu"
+    prompt_pause: float = 0.2  # s that the prompts of a step may keep running answers waiting
     queue: int = 64  # requests that may wait in addition to those that run
     memory: int | None = None  # bytes for weights and caches; None: all that is available
     reserve: int | None = None  # bytes that stay free; None: a share of the machine's memory
@@ -55,6 +56,8 @@ class ServerConfig:
                 raise RequestError(f"--{option} is {getattr(self, name)}, expected at least {least}.")
         if self.context is not None and self.context < 64:
             raise RequestError(f"--context is {self.context}, expected at least 64 tokens.")
+        if not self.prompt_pause > 0:
+            raise RequestError(f"--prompt-pause is {self.prompt_pause}, expected more than 0 seconds.")
         if self.port > 65535:
             raise RequestError(f"--port is {self.port}, expected 0 to 65535.")
         if self.api_key is not None and not self.api_key.strip():

@@ -46,10 +46,11 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def parts(decoder: Decoder, chunk: int = 128, keep: Any = None) -> tuple[Any, Any, Any, Tensor]:
+def parts(decoder: Decoder, chunk: int = 128, snapshots: int = 0, **more: Any) -> tuple[Any, Any, Any, Tensor]:
     """Packed weights, a cache, a prefill over it and the pages of a sequence in slot 1."""
     from stoker.backends.gpu.kernels.deltanet import DeltaRing
     from stoker.backends.gpu.prefill import Prefill
+    from stoker.backends.gpu.slots import SlotCache
     from stoker.backends.gpu.state import GpuCache
     from stoker.backends.gpu.weights import pack_decoder
 
@@ -59,7 +60,8 @@ def parts(decoder: Decoder, chunk: int = 128, keep: Any = None) -> tuple[Any, An
         if isinstance(state, DeltaRing):
             state.recurrent.normal_()  # what another sequence left
     table = torch.tensor([2, 0, 1, 3], dtype=torch.int32)
-    return weights, cache, Prefill(decoder.config, weights, cache, chunk, (0,), keep), table
+    kept = SlotCache(cache, weights, 2).snapshots(snapshots).kept()
+    return weights, cache, Prefill(decoder.config, weights, cache, chunk, (0,), kept, **more), table
 
 
 def step_logits(decoder: Decoder, weights: Any, cache: Any, table: Tensor, ids: list[int], cached: int) -> Tensor:
@@ -90,7 +92,7 @@ def check_prompt() -> None:
         streams, features, at = [], [], 0
         for count in cuts:
             prefill.forward(
-                ids[at : at + count].contiguous(), [Part(count, table, 1, at, chooses=at + count == PROMPT)]
+                ids[at : at + count].contiguous(), [Part(1, at, count, table=table, chooses=at + count == PROMPT)]
             )
             streams.append(prefill.buffers.x[:count].clone())
             features.append(prefill.features[:count].clone())
@@ -107,18 +109,25 @@ def check_prompt() -> None:
     _assert_same_caches(whole[3], cut[3])
     after = step_logits(decoder, weights, cut[3], table, AFTER, PROMPT)
 
-    kept: list[tuple[Any, ...]] = []
-    weights, cache, prefill, table = parts(decoder, keep=lambda *place: kept.append((*place, _states(cache)[place[0]])))
-    both = [Part(30, table[2:3].contiguous(), 0, 0), Part(PROMPT, table, 1, 0, keeps=[(64, 5)])]
-    prefill.forward(torch.cat([other, ids]), both)
-    assert torch.equal(prefill.buffers.x[30 : 30 + PROMPT], whole[0])
-    assert torch.equal(prefill.logits_of(30 + PROMPT - 3, 30 + PROMPT), whole[2])
-    assert torch.equal(prefill.logits[1:2], whole[2][2:])
-    assert int(prefill.tokens[1]) == int(prefill.logits[1].argmax())
-    assert not torch.equal(prefill.logits[0], prefill.logits[1])
-    _assert_same_caches(whole[3], cache, pages=table[:2].long())
-    assert [each[:4] for each in kept] == [(layer, 1, 64, 5) for layer in range(len(half))]
-    assert all(torch.equal(each[4], state) for each, state in zip(kept, half, strict=True)), "as if a chunk ended there"
+    for recorded in (False, True):
+        weights, cache, prefill, table = parts(decoder, snapshots=6, parts=3, copies=recorded)
+        if recorded:  # rows that are not in use are computed too
+            prefill.record(Replays())
+        alone = table.new_tensor([1, 0, 0, 0])
+        both = [
+            Part(0, 0, 30, table=alone, chooses=True),
+            Part(1, 0, PROMPT, [(64, 5)], table, chooses=True),
+        ]
+        prefill.forward(torch.cat([other, ids]), both)
+        assert torch.equal(prefill.buffers.x[30 : 30 + PROMPT], whole[0])
+        assert torch.equal(prefill.features[30 : 30 + PROMPT], whole[1])
+        assert torch.equal(prefill.logits_of(30 + PROMPT - 3, 30 + PROMPT), whole[2])
+        assert torch.equal(prefill.logits[1:2], whole[2][2:])
+        assert int(prefill.tokens[1]) == int(prefill.logits[1].argmax())
+        assert not torch.equal(prefill.logits[0], prefill.logits[1])
+        _assert_same_caches(whole[3], cache, pages=table[:2].long())
+        for layer, state in zip(prefill.kept, half, strict=True):
+            assert torch.equal(layer.recurrent[5], state), "as if a chunk ended there"
 
     theirs = Cache.allocate(decoder.config, pages=2, slots=1, window=2)
     with torch.inference_mode():
@@ -130,6 +139,20 @@ def check_prompt() -> None:
         expected = decoder.logits(hidden)
     for row in range(2):
         assert error(after[row], expected[row]) < LIMIT, row
+
+
+class Replays:
+    """Stands for a recorder of graphs: what it records is made anew each time."""
+
+    graphs = (None,)
+
+    def record(self, body: Any) -> Any:
+        self = Replays()
+        self.body = body
+        return self
+
+    def __call__(self) -> None:
+        self.body()
 
 
 def _states(cache: Any) -> list[Tensor]:
@@ -155,19 +178,19 @@ def check_replay() -> None:
     ids = random_ids(14)
     weights, cache, prefill, table = parts(decoder)
     slots = SlotCache(cache, weights, 2)
-    prefill.forward(ids[:9].contiguous(), [Part(9, table, 1, 0)])
+    prefill.forward(ids[:9].contiguous(), [Part(1, 0, 9, table=table)])
     slots.holds(1, 9)
     step_logits(decoder, weights, cache, table, [int(ids[9]), 63], 9)
     slots.holds(1, 9)
     slots.settle_at(1, 10)
-    prefill.forward(ids[10:].contiguous(), [Part(4, table, 1, 10)])
+    prefill.forward(ids[10:].contiguous(), [Part(1, 10, 4, table=table, chooses=True)])
     found = prefill.logits[:1].clone()
     weights, cache, prefill, table = parts(decoder)
-    prefill.forward(ids, [Part(14, table, 1, 0)])
+    prefill.forward(ids, [Part(1, 0, 14, table=table, chooses=True)])
     assert error(found, prefill.logits[:1]) < LIMIT
     without = prefill.logits[:1].clone()
     weights, cache, prefill, table = parts(decoder)
-    prefill.forward(ids[[*range(9), *range(10, 14)]].contiguous(), [Part(13, table, 1, 0)])
+    prefill.forward(ids[[*range(9), *range(10, 14)]].contiguous(), [Part(1, 0, 13, table=table, chooses=True)])
     assert error(without, prefill.logits[:1]) > 5 * LIMIT, "a token left out would show"
 
 
@@ -184,14 +207,14 @@ def check_mtp() -> None:
     _, _, prefill, table = parts(decoder, 64)
     (pages,) = GpuCache.allocate(decoder.config, pages=4, slots=1, window=1, device="cpu", kinds=[FULL]).layers
     assert isinstance(pages, KVPages)
-    part = Part(6, table, 1, 0)
+    part = Part(1, 0, 6, table=table)
     prefill.forward(ids[:6].contiguous(), [part])
     stream, following = prefill.buffers.x[:6].clone(), ids[1:].contiguous()
-    prefill.draft(following, [part], pages)
+    prefill.draft(following, pages)
     assert torch.equal(prefill.buffers.x[:6], stream), "the trunk's stream is left as it is"
     found, keys = prefill.buffers.normed[:6].clone(), pages.keys.clone()
     pages.keys.zero_()
-    prefill.draft(following, [part], pages, keys_only=True)
+    prefill.draft(following, pages, keys_only=True)
     assert torch.equal(pages.keys, keys)
     theirs = KVPages.allocate(1, decoder.config.num_kv_heads, decoder.config.head_dim, torch.bfloat16, "cpu")
     with torch.inference_mode():
@@ -207,10 +230,10 @@ def check_messages() -> None:
     decoder = model()
     weights, cache, prefill, table = parts(decoder)
     with pytest.raises(RequestError, match=re.escape("a chunk has 1 to 128 tokens, found 129.")):
-        prefill.forward(random_ids(129), [Part(129, table, 1, 0)])
+        prefill.forward(random_ids(129), [Part(1, 0, 129, table=table)])
     with pytest.raises(RequestError, match=re.escape("250 + 7 tokens do not fit the 256 places of 4 pages.")):
-        prefill.forward(random_ids(7), [Part(7, table, 1, 250)])
+        prefill.forward(random_ids(7), [Part(1, 250, 7, table=table)])
     with pytest.raises(ValueError, match=re.escape("7 tokens were given for 2 parts of [3, 3].")):
-        prefill.forward(random_ids(7), [Part(3, table, 1, 0), Part(3, table, 0, 0)])
+        prefill.forward(random_ids(7), [Part(1, 0, 3, table=table), Part(3, table, 0, 0)])
     with pytest.raises(ValueError, match="a chunk has a multiple of 64 tokens up to 65,536, not 100"):
         Prefill(decoder.config, weights, cache, 100)

@@ -130,8 +130,10 @@ class GpuBackend:
         self.programs = self._programs(recorder)
         if network:
             network.bind(self.tables, recorder, longest)
+        self.prompts = Prompts(
+            model, engine, weights, self.cache, self.snapshots, network, self.tables, longest, recorder
+        )
         self.graphs = recorder.count
-        self.prompts = Prompts(model, engine, weights, self.cache, self.snapshots, network, self.tables, longest)
         self._last: tuple[Program, list[int]] | None = None  # program and slots of the last forward, if it was a step
 
     def _programs(self, recorder: Recorder) -> list[Program]:

@@ -36,6 +36,7 @@ class GpuBytes:
     slots: int  # recurrent states, and the tokens of a step to replay
     snapshots: int
     steps: int  # of the largest bucket: buffers, logits, attention's unfinished sums; and the numbers of every bucket
+    copies: int  # of dense weights, for prompts
     prompts: int  # buffers of a chunk
     drafter: int  # buffers of a drafting network and its last outputs
     graphs: int  # assumed: CUDA's context, kernels, graphs, and what sampling needs for a moment
@@ -43,7 +44,7 @@ class GpuBytes:
     @property
     def counted(self) -> int:
         caches = self.pages + self.drafter_pages + self.slots + self.snapshots
-        return self.weights + caches + self.steps + self.prompts + self.drafter
+        return self.weights + caches + self.copies + self.steps + self.prompts + self.drafter
 
 
 def measure(directory: Path, sizes: EngineConfig, draft: DraftChoice) -> GpuBytes:
@@ -75,6 +76,7 @@ def count(backend: GpuBackend) -> GpuBytes:
         slots=taken(cache.deltas),
         snapshots=taken(backend.snapshots),
         drafter=taken(network),
+        copies=taken(backend.prompts.copies),
         prompts=taken(backend.prompts),
         steps=taken(backend.cache, backend.programs),
         graphs=CONTEXT + backend.graphs * GRAPH + MOMENTARY * max(each.logits.nbytes for each in backend.programs),

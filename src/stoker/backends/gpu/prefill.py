@@ -1,28 +1,33 @@
 """Prompts on the GPU, chunk by chunk: many rows of one or several sequences through all layers, in the prefill family.
 
-Products and experts take the rows of all sequences at once, attention and DeltaNet those of one after the other.
 DeltaNet chunks are anchored at absolute multiples of 64, every sum has one order: cut anywhere at multiples of 64,
 alone or in company, a prompt leaves the same bits in pages, state and stream. Nothing waits for the host, and what lies
 between launches was allocated before. A step goes on where the last chunk ended, with nothing to replay.
+
+The host takes longer to make the launches of a short forward than the GPU to compute it, so those are recorded, each
+for up to so many rows: rows that are not in use choose no expert, and kernels that touch state or pages read from the
+device how many there are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from stoker.backends.family import CHUNK, PAGE_SIZE
+from stoker.backends.gpu.graphs import Recorded, Recorder
 from stoker.backends.gpu.kernels.attention import Pages
 from stoker.backends.gpu.kernels.deltanet import DeltaRing
 from stoker.backends.gpu.kernels.drafter import swiglu
 from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.kernels.linear import Best, linear
+from stoker.backends.gpu.kernels.places import Place, Places, PlacesUpload
 from stoker.backends.gpu.kernels.prefill_attention import prefill_attention, write_keys
-from stoker.backends.gpu.kernels.prefill_deltanet import Prepared, prefill_deltanet
+from stoker.backends.gpu.kernels.prefill_deltanet import Kept, Prepared, prefill_deltanet
 from stoker.backends.gpu.kernels.prefill_experts import PairTiles, group_pairs, prefill_experts
-from stoker.backends.gpu.kernels.prefill_linear import prefill_linear
+from stoker.backends.gpu.kernels.prefill_linear import prefill_linear, unpacked
 from stoker.backends.gpu.kernels.prefill_rows import Choice, choose, combine, embed, norm
 from stoker.backends.gpu.kernels.rows import best_tokens, mtp_inputs
 from stoker.backends.gpu.packed import UNIT, Kind, PackedWeight
@@ -34,23 +39,16 @@ from stoker.errors import RequestError
 from stoker.weights.model_config import ModelConfig
 
 MOST_PARTS = SCORED_ROWS  # sequences of a forward: so many first tokens are chosen at a time
-Keep = Callable[[int, int, int, int], None]  # what is to be kept of a DeltaNet layer: layer, slot, position, snapshot
+RECORDED_ROWS = (64, 128, 256, 512, 1024)  # of recorded forwards; longer ones keep the GPU busy while they are launched
+RECORDED_PARTS = 8  # sequences of a recorded forward
 
 
 @dataclass(frozen=True)
-class Part:
-    """The rows of a forward that are one sequence's: `count` tokens at positions `cached` on.
+class Part(Place):
+    """The rows of a forward that are one sequence's, and its pages [P] int32."""
 
-    Its pages are `table` [P] int32. Its recurrent state lies in `slot` and holds all tokens before them; where nothing
-    is cached, it begins with zeros.
-    """
-
-    count: int
-    table: Tensor
-    slot: int
-    cached: int
-    keeps: Sequence[tuple[int, int]] = ()  # positions among its tokens, ascending, and the snapshots to make there
-    chooses: bool = True  # what follows its last token is wanted
+    table: Tensor | None = None
+    chooses: bool = False  # whether the token after the last of them is wanted
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,14 @@ class PrefillBuffers:
     hidden: Tensor  # [T * top_k, I]
     outputs: Tensor  # [T * top_k, H]
     shared: Tensor  # [T, H]
-    scratch: Tensor  # the weight at hand
+    scratch: Tensor  # the weight at hand, if it is not kept in 16 bit
     joined: Tensor  # [T, 2 H]: what the MTP head reads
     drafted: Tensor  # [T, H]: its stream
 
     @classmethod
-    def allocate(cls, config: ModelConfig, weights: StepWeights, tokens: int) -> "PrefillBuffers":
+    def allocate(
+        cls, config: ModelConfig, weights: StepWeights, tokens: int, chunks: int, *, copies: bool
+    ) -> "PrefillBuffers":
         assert config.moe is not None
         moe, hidden, delta, heads = config.moe, config.hidden_size, config.delta, heads_of(config)
         device = weights.embedding.device
@@ -91,7 +91,7 @@ class PrefillBuffers:
             values = delta.value_heads * delta.value_dim
             width, out = max(width, delta.conv_channels + values + 2 * delta.value_heads), max(out, values)
             prepared = Prepared.allocate(
-                tokens, delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, device
+                tokens, chunks, delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, device
             )
         rows = tokens if weights.mtp is not None else 0
         return cls(
@@ -110,17 +110,37 @@ class PrefillBuffers:
             hidden=empty(pairs, moe.intermediate_size),
             outputs=empty(pairs, hidden),
             shared=empty(tokens, hidden),
-            scratch=empty(max((_scratch(weight) for weight in _dense(weights)), default=0)),
+            scratch=empty(0 if copies else max((_scratch(weight) for weight in _dense(weights)), default=0)),
             joined=empty(rows, 2 * hidden),
             drafted=empty(rows, hidden),
         )  # fmt: skip
+
+
+class DenseCopies:
+    """16-bit copies of the weights that all tokens are multiplied with, made when they are first asked for. They spare
+    every forward the unpacking."""
+
+    def __init__(self, weights: StepWeights) -> None:
+        device = weights.embedding.device
+        self._room = {
+            id(weight): torch.empty(count, dtype=torch.bfloat16, device=device)
+            for weight in _dense(weights)
+            if (count := _scratch(weight))
+        }
+        self._made: dict[int, PackedWeight] = {}
+
+    def of(self, weight: PackedWeight) -> PackedWeight:
+        found = self._made.get(id(weight))
+        if found is None:
+            found = self._made[id(weight)] = unpacked(weight, self._room.get(id(weight), weight.packed))
+        return found
 
 
 class Prefill:
     """Chunks of up to `chunk` tokens in all. What a forward leaves, of its T tokens: `buffers.x` and `buffers.normed`,
     the stream before and after the final norm; `features` [T, n * H], the stream after the layers of `taps`; and of the
     parts that choose, in their order, `logits` [MOST_PARTS, vocab] fp32 after the last token and the best `tokens`
-    [MOST_PARTS] int32."""
+    [MOST_PARTS] int32. `kept` holds snapshots, a pair of views for each DeltaNet layer; None: none are made."""
 
     def __init__(
         self,
@@ -129,14 +149,23 @@ class Prefill:
         cache: GpuCache,
         chunk: int,
         taps: Sequence[int] = (),
-        keep: Keep | None = None,
+        kept: Sequence[Kept] | None = None,
+        parts: int = MOST_PARTS,
+        copies: bool = False,
     ) -> None:
         if chunk < CHUNK or chunk % CHUNK or chunk > 65536:
             raise ValueError(f"a chunk has a multiple of {CHUNK} tokens up to 65,536, not {chunk}")
         self.config, self.weights, self.cache, self.chunk = config, weights, cache, chunk
-        self.buffers = PrefillBuffers.allocate(config, weights, chunk)
         device, head = weights.embedding.device, weights.head
-        self._taps, self._keep = tuple(taps), keep
+        self._parts = min(parts, MOST_PARTS)
+        self._places = PlacesUpload(self._parts, chunk, device)
+        self.buffers = PrefillBuffers.allocate(config, weights, chunk, self._places.most_chunks, copies=copies)
+        self.copies = DenseCopies(weights) if copies else None
+        self._taps, self.kept = tuple(taps), kept
+        self._ids = torch.zeros(chunk, dtype=torch.int32, device=device)
+        width = next((len(state.keys) for state in cache.layers if isinstance(state, KVPages)), 1)
+        self._tables = torch.zeros(self._parts, width, dtype=torch.int32, device=device)
+        self._recorded: dict[int, Recorded] = {}
         self.features = torch.empty(chunk, len(taps) * config.hidden_size, dtype=torch.bfloat16, device=device)
         self.logits = torch.empty(MOST_PARTS, config.vocab_size, device=device)
         self.tokens = torch.empty(MOST_PARTS, dtype=torch.int32, device=device)
@@ -152,34 +181,49 @@ class Prefill:
         # heads of up to 8,192 rows are multiplied in two parts
         self._space = Workspace.allocate(2 * SCORED_ROWS * 8192, head.rows // UNIT, device)
 
+    def record(self, recorder: Recorder, rows: Sequence[int] = RECORDED_ROWS) -> None:
+        """Forwards of up to so many rows are replayed from now on."""
+        for count in rows:
+            if count <= self.chunk:
+                parts = min(self._parts, RECORDED_PARTS)
+                places = self._places.bounded(count, parts)
+                self._recorded[count] = recorder.record(partial(self._forward, count, places, parts))
+
     def forward(self, token_ids: Tensor, parts: Sequence[Part]) -> None:
         """token_ids [T] int32 of all parts, one behind the other."""
         tokens = self._check(token_ids, parts)
+        self._ids[:tokens].copy_(token_ids)
+        choosing = [index for index, part in enumerate(parts) if part.chooses]
+        places = self._places.send(parts, choosing)
+        for row, part in zip(self._tables, parts, strict=False):
+            assert part.table is not None
+            row[: len(part.table)].copy_(part.table[: len(row)])
+        fitting = [rows for rows, recorded in self._recorded.items() if rows >= tokens and recorded.graphs]
+        self._rows, self._at = tokens, places
+        if fitting and len(parts) <= RECORDED_PARTS:
+            self._recorded[min(fitting)]()
+        else:
+            self._forward(tokens, places, len(choosing))
+
+    def _forward(self, tokens: int, places: Places, choosing: int) -> None:
+        """Rows behind those in use may be computed too: nobody sees them."""
         weights, buffers, eps = self.weights, self.buffers, self.config.rms_norm_eps
         layers, x, normed = weights.layers, buffers.x[:tokens], buffers.normed[:tokens]
-        embed(token_ids, weights.embedding, x, layers[0].input_norm, normed, eps)
+        embed(self._ids[:tokens], weights.embedding, x, layers[0].input_norm, normed, eps)
         following = [layer.input_norm for layer in layers[1:]] + [weights.norm]
         deltas = 0
         for index, (layer, state, scale) in enumerate(zip(layers, self.cache.layers, following, strict=True)):
-            self._layer(layer, state, parts, x, scale, deltas)
+            kept = self.kept[deltas] if self.kept and isinstance(state, DeltaRing) else None
+            self._layer(layer, state, places, x, scale, kept)
             deltas += isinstance(state, DeltaRing)
             if index in self._taps:
                 room = self.features[:tokens].unflatten(1, (len(self._taps), -1))
                 room[:, self._taps.index(index)].copy_(x)
-        self._choose(normed, parts)
-
-    def _choose(self, normed: Tensor, parts: Sequence[Part]) -> None:
-        """Logits and the best token after the last rows of the parts that want them."""
-        ends = accumulate(part.count for part in parts)
-        rows = [end - 1 for end, part in zip(ends, parts, strict=True) if part.chooses]
-        if not rows:
-            return
-        count, whole = len(rows), self._best
-        for place, row in enumerate(rows):
-            self._lasts[place].copy_(normed[row])
-        best = _first(whole, count)
-        linear(self._lasts[:count], self.weights.head, best, self._space)
-        best_tokens(best, self.config.vocab_size, self.tokens[:count])
+        if choosing:
+            lasts, best = self._lasts[:choosing], _first(self._best, choosing)
+            torch.index_select(normed, 0, places.ends[:choosing], out=lasts)
+            linear(lasts, weights.head, best, self._space)
+            best_tokens(best, self.config.vocab_size, self.tokens[:choosing])
 
     def logits_of(self, start: int, stop: int) -> Tensor:
         """[stop - start, vocab] fp32 after these rows of the last forward, at most SCORED_ROWS; until the next call."""
@@ -188,95 +232,67 @@ class Prefill:
         assert some.logits is not None
         return some.logits
 
-    def draft(self, following: Tensor, parts: Sequence[Part], pages: KVPages, *, keys_only: bool = False) -> None:
+    def draft(self, following: Tensor, pages: KVPages, *, keys_only: bool = False) -> None:
         """The MTP head over the rows of the last forward and the tokens after them, `following` [T] int32: fills its
         keys and values in `pages`, and leaves its stream in `buffers.drafted` unless only keys are wanted."""
-        mtp, buffers = self.weights.mtp, self.buffers
+        mtp, buffers, places, tokens = self.weights.mtp, self.buffers, self._at, self._rows
         if mtp is None:
             raise ValueError("this model has no MTP head")
-        tokens = self._check(following, parts)
+        if following.shape[0] != tokens:
+            raise ValueError(f"the last forward had {tokens} tokens, {following.shape[0]} follow.")
         joined, x, normed = buffers.joined[:tokens], buffers.drafted[:tokens], buffers.normed[:tokens]
         mtp_inputs(following, self.weights.embedding, buffers.x[:tokens], mtp.first, joined)
-        prefill_linear(joined, mtp.fc, x, buffers.scratch)
+        self._linear(joined, mtp.fc, x)
         norm(x, mtp.layer.input_norm, normed, self.config.rms_norm_eps)
         if not keys_only:
-            self._layer(mtp.layer, pages, parts, x, mtp.norm)
+            self._layer(mtp.layer, pages, places, x, mtp.norm)
             return
-        assert isinstance(mtp.layer.mixer, AttentionLayer)
-        y = _cut(buffers.projected, tokens, mtp.layer.mixer.inputs.out_features)
-        prefill_linear(normed, mtp.layer.mixer.inputs, y, buffers.scratch)
-        for part, rows in _rows(parts):
-            heads = heads_of(self.config)
-            write_keys(y[rows], None, _pages(pages, part.table), mtp.layer.mixer.weights, heads, part.cached)
+        mixer = mtp.layer.mixer
+        assert isinstance(mixer, AttentionLayer)
+        y = _cut(buffers.projected, tokens, mixer.inputs.out_features)
+        self._linear(normed, mixer.inputs, y)
+        write_keys(y, None, self._pages(pages), mixer.weights, heads_of(self.config), places)
 
     def _layer(
         self,
         layer: LayerWeights,
         state: KVPages | DeltaRing,
-        parts: Sequence[Part],
+        places: Places,
         x: Tensor,
         next_scale: Tensor,
-        delta_index: int = 0,
+        kept: Kept | None = None,
     ) -> None:
-        """`buffers.normed` holds the stream x after the layer's first norm, and afterwards after `next_scale`'s.
-        `delta_index` counts DeltaNet layers."""
+        """`buffers.normed` holds the stream x after the layer's first norm, and afterwards after `next_scale`'s."""
         buffers, tokens, eps = self.buffers, x.shape[0], self.config.rms_norm_eps
-        normed, scratch, mixer = buffers.normed[:tokens], buffers.scratch, layer.mixer
+        normed, mixer = buffers.normed[:tokens], layer.mixer
         y = _cut(buffers.projected, tokens, mixer.inputs.out_features)
         mixed = _cut(buffers.mixed, tokens, mixer.out.in_features)
-        prefill_linear(normed, mixer.inputs, y, scratch)
+        self._linear(normed, mixer.inputs, y)
         if isinstance(mixer, AttentionLayer):
             assert isinstance(state, KVPages)
-            heads = heads_of(self.config)
-            for part, rows in _rows(parts):
-                pages, queries = _pages(state, part.table), buffers.queries[rows]
-                prefill_attention(y[rows], mixed[rows], queries, pages, mixer.weights, heads, part.cached)
+            queries, pages = buffers.queries[:tokens], self._pages(state)
+            prefill_attention(y, mixed, queries, pages, mixer.weights, heads_of(self.config), places)
         else:
             assert isinstance(state, DeltaRing)
+            assert buffers.prepared is not None
             gates = None
             if mixer.gates is not None:
                 gates = buffers.gates[:tokens]
-                prefill_linear(normed, mixer.gates, gates, scratch)
-            for part, rows in _rows(parts):
-                own_gates = None if gates is None else gates[rows]
-                self._delta(mixer, state, part, y[rows], mixed[rows], own_gates, delta_index)
-        prefill_linear(mixed, mixer.out, x, scratch, add=True)
+                self._linear(normed, mixer.gates, gates)
+            prefill_deltanet(y, mixed, state, mixer.weights, buffers.prepared, places, gates, kept)
+        self._linear(mixed, mixer.out, x, add=True)
         norm(x, layer.post_norm, normed, eps, buffers.ordered[:tokens])
-        self._experts(layer, x, next_scale)
+        self._experts(layer, places, x, next_scale)
 
-    def _delta(
-        self,
-        mixer: DeltaLayer,
-        state: DeltaRing,
-        part: Part,
-        y: Tensor,
-        out: Tensor,
-        gates: Tensor | None,
-        delta_index: int,
-    ) -> None:
-        """One sequence through a DeltaNet layer, in pieces that end where snapshots are made: as when a chunk ends."""
-        assert self.buffers.prepared is not None
-        slot, cached = part.slot, part.cached
-        if not cached:
-            state.recurrent[slot].zero_()
-        places = [cached, *(position for position, _ in part.keeps), cached + part.count]
-        for piece, (start, stop) in enumerate(pairwise(places)):
-            rows = slice(start - cached, stop - cached)
-            piece_gates = None if gates is None else gates[rows]
-            prefill_deltanet(y[rows], out[rows], state, mixer.weights, self.buffers.prepared, slot, start, piece_gates)
-            if piece < len(part.keeps):
-                assert self._keep is not None
-                self._keep(delta_index, slot, stop, part.keeps[piece][1])
-
-    def _experts(self, layer: LayerWeights, x: Tensor, next_scale: Tensor) -> None:
+    def _experts(self, layer: LayerWeights, places: Places, x: Tensor, next_scale: Tensor) -> None:
         moe, config, buffers, tokens = layer.moe, self.config.moe, self.buffers, x.shape[0]
         assert config is not None
-        normed, scratch, pairs = buffers.normed[:tokens], buffers.scratch, tokens * config.top_k
+        normed, pairs = buffers.normed[:tokens], tokens * config.top_k
         whole = buffers.choice
         choice = Choice(whole.experts[:tokens], whole.weights[:tokens], whole.shared[:tokens])
         logits = _cut(buffers.logits, tokens, moe.router.out_features)
-        prefill_linear(normed, moe.router, logits, scratch)
-        choose(logits, choice, config.renormalize, moe.shared_gate_up is not None)
+        self._linear(normed, moe.router, logits)
+        choose(logits, choice, config.renormalize, moe.shared_gate_up is not None, places.total)
         group_pairs(choice.experts, buffers.tiles)
         outputs = buffers.outputs[:pairs]
         prefill_experts(
@@ -287,31 +303,33 @@ class Prefill:
         if moe.shared_gate_up is not None and moe.shared_down is not None:
             shared, inter = buffers.shared[:tokens], moe.shared_down.in_features
             both = _cut(buffers.projected, tokens, 2 * inter)
-            prefill_linear(normed, moe.shared_gate_up, both, scratch)
+            self._linear(normed, moe.shared_gate_up, both)
             middle = _cut(buffers.mixed, tokens, inter)
             swiglu(both, middle)
-            prefill_linear(middle, moe.shared_down, shared, scratch)
+            self._linear(middle, moe.shared_down, shared)
         combine(outputs, choice, shared, x, next_scale, normed, self.config.rms_norm_eps)
+
+    def _linear(self, x: Tensor, weight: PackedWeight, y: Tensor, add: bool = False) -> None:
+        dense = self.copies.of(weight) if self.copies else unpacked(weight, self.buffers.scratch)
+        prefill_linear(x, dense, y, add=add, row_scales=weight.kind in (Kind.INT8, Kind.NVFP4))
+
+    def _pages(self, state: KVPages) -> Pages:
+        return Pages(state.keys, state.values, self._tables, state.key_scales, state.value_scales)
 
     def _check(self, ids: Tensor, parts: Sequence[Part]) -> int:
         tokens = ids.shape[0]
         if not 1 <= tokens <= self.chunk:
             raise RequestError(f"a chunk has 1 to {self.chunk:,} tokens, found {tokens:,}.")
-        if sum(part.count for part in parts) != tokens or len(parts) > MOST_PARTS:
+        if sum(part.count for part in parts) != tokens or len(parts) > self._parts:
             raise ValueError(f"{tokens} tokens were given for {len(parts)} parts of {[part.count for part in parts]}.")
         for part in parts:
-            pages, cached = len(part.table), part.cached
+            pages, cached = 0 if part.table is None else len(part.table), part.cached
             room = pages * PAGE_SIZE
             if cached < 0 or cached + part.count > room:
                 raise RequestError(
                     f"{cached:,} + {part.count:,} tokens do not fit the {room:,} places of {pages} pages."
                 )
         return tokens
-
-
-def _rows(parts: Sequence[Part]) -> list[tuple[Part, slice]]:
-    stops = [0, *accumulate(part.count for part in parts)]
-    return [(part, slice(*stops[index : index + 2])) for index, part in enumerate(parts)]
 
 
 def _first(best: Best, rows: int) -> Best:
@@ -321,10 +339,6 @@ def _first(best: Best, rows: int) -> Best:
 
 def _cut(flat: Tensor, rows: int, width: int) -> Tensor:
     return flat.view(-1)[: rows * width].view(rows, width)
-
-
-def _pages(state: KVPages, table: Tensor) -> Pages:
-    return Pages(state.keys, state.values, table.view(1, -1), state.key_scales, state.value_scales)
 
 
 def _dense(weights: StepWeights) -> list[PackedWeight]:

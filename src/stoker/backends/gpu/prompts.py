@@ -1,7 +1,6 @@
 """Prompts on the GPU as the engine asks for them: chunk by chunk, and what a drafting network wants to know of each."""
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -11,9 +10,9 @@ from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.buckets import split_counts
 from stoker.backends.gpu.dflash import DFlashObserve
 from stoker.backends.gpu.drafting import GpuDFlash, GpuMtp, Network, fill_numbers, is_plain
-from stoker.backends.gpu.graphs import Download, Upload
+from stoker.backends.gpu.graphs import Download, Recorder, Upload
 from stoker.backends.gpu.kernels.launch import MAX_TOKENS
-from stoker.backends.gpu.prefill import MOST_PARTS, Part, Prefill
+from stoker.backends.gpu.prefill import Part, Prefill
 from stoker.backends.gpu.slots import GpuSnapshots, SlotCache
 from stoker.backends.gpu.state import Bucket, StepInputs
 from stoker.backends.gpu.weights import StepWeights
@@ -36,11 +35,15 @@ class Prompts:
         network: Network | None,
         tables: Tensor,
         longest: int,
+        recorder: Recorder,
     ) -> None:
         device, chunk = tables.device, engine.prefill_budget
-        self._cache, self._tables, deltas = cache, tables, cache.tensors.deltas
-        keep = None if deltas is None else partial(snapshots.save_layer, deltas)
-        self._prefill = Prefill(config, weights, cache.tensors, chunk, network.taps if network else (), keep)
+        self._cache, self._tables, self._snapshots = cache, tables, snapshots
+        self._prefill = Prefill(
+            config, weights, cache.tensors, chunk, network.taps if network else (), snapshots.kept(),
+            parts=engine.slots, copies=engine.dense_copies,
+        )  # fmt: skip
+        self._prefill.record(recorder)
         self._chosen = Download(self._prefill.tokens)
         # of the last forward: its parts, the rows each begins with, and those that end a prompt
         self._parts: list[Part] = []
@@ -50,7 +53,6 @@ class Prompts:
         # the ids of a chunk, then those that follow each
         self._ids = torch.zeros(2, chunk, dtype=torch.int32, device=device)
         self._uploads = [Upload(row) for row in self._ids]
-        self._pages = torch.zeros(min(MOST_PARTS, engine.slots), tables.shape[1], dtype=torch.int32, device=device)
         self._mtp = network.network if isinstance(network, GpuMtp) else None
         self._context = None
         if isinstance(network, GpuDFlash):
@@ -61,15 +63,21 @@ class Prompts:
             self._rows = torch.zeros_like(self._prefill.features[: bucket.rows])
             self._context = DFlashObserve(network.network, self._rows, self._inputs)
 
+    @property
+    def copies(self) -> object:
+        """Of dense weights, in 16 bit; None if there are none."""
+        return self._prefill.copies
+
     def run(self, chunks: Sequence[Chunk]) -> None:
         """Chunks of different prompts, no more than MOST_PARTS."""
         parts = []
-        for chunk, pages in zip(chunks, self._pages, strict=False):
+        for chunk in chunks:
             request, count = chunk.request, len(chunk.tokens)
-            pages.copy_(self._tables[request.slot])
             self._cache.settle_at(request.slot, request.computed)
-            ends = chunk.first is not None
-            parts.append(Part(count, pages, request.slot, request.computed, chunk.keeps, ends))
+            for position, snapshot in chunk.keeps:
+                self._snapshots.positions[snapshot] = position
+            table, ends = self._tables[request.slot], chunk.first is not None
+            parts.append(Part(request.slot, request.computed, count, chunk.keeps, table, ends))
         self._parts = parts
         self._begins = [0, *accumulate(part.count for part in parts)][:-1]
         self._ends = [chunk.request.computed + len(chunk.tokens) == len(chunk.request.prompt) for chunk in chunks]
@@ -98,7 +106,7 @@ class Prompts:
             assert isinstance(self._mtp.pages, KVPages)
             after = self._sent(1, [token for tokens in following for token in tokens])
             # only the output at a prompt's last token is drafted from
-            self._prefill.draft(after, self._parts, self._mtp.pages, keys_only=not any(self._ends))
+            self._prefill.draft(after, self._mtp.pages, keys_only=not any(self._ends))
             for part, begin, ends in zip(self._parts, self._begins, self._ends, strict=True):
                 if ends:
                     self._mtp.last[part.slot].copy_(self._prefill.buffers.drafted[begin + part.count - 1])
@@ -108,6 +116,7 @@ class Prompts:
 
     def _show_context(self, part: Part, begin: int) -> None:
         assert self._context is not None
+        assert part.table is not None
         width = min(self._inputs.tables.shape[1], len(part.table))
         self._inputs.tables[0, :width].copy_(part.table[:width])
         for done in range(0, part.count, self._bucket.rows):

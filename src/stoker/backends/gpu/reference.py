@@ -20,16 +20,18 @@ import stoker.backends.gpu.prompts
 import stoker.backends.gpu.slots
 import stoker.backends.gpu.step
 from stoker.backends.family import SPLIT
+from stoker.backends.gpu.graphs import Recorder
 from stoker.backends.gpu.kernels.attention import CAUSAL, AttentionWeights, Heads, Pages, Partials, Sight
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, DeltaWeights, Sequences
 from stoker.backends.gpu.kernels.drafter import ContextPages, ContextWeights
 from stoker.backends.gpu.kernels.experts import ExpertBuffers
 from stoker.backends.gpu.kernels.launch import Workspace
 from stoker.backends.gpu.kernels.linear import Best, Norm, Stream
+from stoker.backends.gpu.kernels.prefill_deltanet import Kept
 from stoker.backends.gpu.kernels.route import Routing
 from stoker.backends.gpu.kernels.rows import MtpNorms
 from stoker.backends.gpu.packed import PackedWeight
-from stoker.backends.gpu.prefill import MOST_PARTS, Keep, Part
+from stoker.backends.gpu.prefill import MOST_PARTS, Part
 from stoker.backends.gpu.state import Bucket, GpuCache, StepBuffers, StepInputs
 from stoker.backends.gpu.weights import DeltaLayer, StepWeights
 from stoker.backends.network.cache import KVPages
@@ -291,9 +293,12 @@ class Prefill:
         cache: GpuCache,
         chunk: int,
         taps: Sequence[int] = (),
-        keep: Keep | None = None,
+        kept: Sequence[Kept] | None = None,
+        parts: int = MOST_PARTS,
+        copies: bool = False,
     ) -> None:
-        self._config, self._weights, self._cache, self._taps, self._keep = config, weights, cache, taps, keep
+        self._config, self._weights, self._cache, self._taps, self._kept = config, weights, cache, taps, kept
+        self.copies = None
         self._device = device = weights.embedding.device
 
         def zeros(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -305,8 +310,12 @@ class Prefill:
         self.buffers = SimpleNamespace(drafted=zeros(chunk, config.hidden_size))
         self._x, self._logits = zeros(chunk, config.hidden_size), zeros(chunk, config.vocab_size, torch.float32)
 
+    def record(self, recorder: Recorder) -> None:
+        """References look at numbers on the host: nothing can be recorded."""
+
     def forward(self, token_ids: Tensor, parts: Sequence[Part]) -> None:
         begin, chosen = 0, 0
+        self._parts = parts
         for part in parts:
             assert part.cached % 64 == 0, "chunks are anchored at multiples of 64"
             places = [0, *(position - part.cached for position, _ in part.keeps), part.count]
@@ -314,14 +323,20 @@ class Prefill:
                 rows = slice(begin + start, begin + stop)
                 self._piece(token_ids[rows], part, part.cached + start, rows)
                 if piece < len(part.keeps):
-                    for layer in range(sum(isinstance(state, DeltaRing) for state in self._cache.layers)):
-                        assert self._keep is not None
-                        self._keep(layer, part.slot, part.cached + stop, part.keeps[piece][1])
+                    self._keep(part.slot, *part.keeps[piece])
             begin += part.count
             if part.chooses:
                 self.logits[chosen] = self._logits[begin - 1]
                 self.tokens[chosen] = self.logits[chosen].argmax()
                 chosen += 1
+
+    def _keep(self, slot: int, position: int, snapshot: int) -> None:
+        assert self._kept is not None
+        rings = (state for state in self._cache.layers if isinstance(state, DeltaRing))
+        for ring, kept in zip(rings, self._kept, strict=True):
+            kept.recurrent[snapshot] = ring.recurrent[slot]
+            for tap, inputs in enumerate(kept.inputs[snapshot]):
+                inputs.copy_(ring.inputs[slot, (position - kept.inputs.shape[1] + tap) % ring.inputs.shape[1]])
 
     def _piece(self, token_ids: Tensor, part: Part, cached: int, whole: slice) -> None:
         """Tokens of one sequence, which its state then holds; what they leave goes to the rows of `whole`."""
@@ -329,7 +344,7 @@ class Prefill:
         room, replay = (self._cache.deltas.inputs.shape[2] - 3) // 2, 0
         for done in range(0, len(token_ids), room):
             ids = token_ids[done : done + room]
-            inputs = self._inputs(len(ids), part.table, part.slot, cached + done, replay)
+            inputs = self._inputs(len(ids), part, part.slot, cached + done, replay)
             inputs.token_ids.copy_(ids)
             bucket = Bucket(1, len(ids), inputs.tables.shape[1] // 4)
             step = stoker.backends.gpu.step.Step(
@@ -340,7 +355,7 @@ class Prefill:
             self.features[rows], self._x[rows], replay = step.features, step.buffers.x, len(ids)
             assert step.buffers.best.logits is not None
             self._logits[rows] = step.buffers.best.logits
-        ended = self._inputs(1, part.table, part.slot, cached + len(token_ids), replay)
+        ended = self._inputs(1, part, part.slot, cached + len(token_ids), replay)
         ended.sequences.lengths.zero_()
         nothing = torch.zeros(1, 0, device=self._device)
         mixers = [layer.mixer for layer in self._weights.layers if isinstance(layer.mixer, DeltaLayer)]
@@ -350,11 +365,11 @@ class Prefill:
     def logits_of(self, start: int, stop: int) -> Tensor:
         return self._logits[start:stop]
 
-    def draft(self, following: Tensor, parts: Sequence[Part], pages: KVPages, *, keys_only: bool = False) -> None:
+    def draft(self, following: Tensor, pages: KVPages, *, keys_only: bool = False) -> None:
         self._logits.fill_(torch.nan)  # a pass of the head leaves nothing to score
         self.buffers.drafted.fill_(torch.nan)
         begin = 0
-        for part in parts:
+        for part in self._parts:
             rows = slice(begin, begin + part.count)
             drafted = self._draft(following[rows], part, pages, self._x[rows])
             if not keys_only:
@@ -364,7 +379,7 @@ class Prefill:
     def _draft(self, following: Tensor, part: Part, pages: KVPages, x: Tensor) -> Tensor:
         mtp, count = self._weights.mtp, len(following)
         assert mtp is not None
-        inputs = self._inputs(count, part.table, 0, part.cached, 0)
+        inputs = self._inputs(count, part, 0, part.cached, 0)
         own = StepBuffers.allocate(self._config, Bucket(1, count, inputs.tables.shape[1] // 4), 1, self._device)
         joined = torch.zeros(count, 2 * self._config.hidden_size, dtype=torch.bfloat16, device=self._device)
         mtp_inputs(following, self._weights.embedding, x, mtp.first, joined)
@@ -375,7 +390,9 @@ class Prefill:
         )
         return own.x
 
-    def _inputs(self, rows: int, table: Tensor, slot: int, cached: int, replay: int) -> StepInputs:
+    def _inputs(self, rows: int, part: Part, slot: int, cached: int, replay: int) -> StepInputs:
+        table = part.table
+        assert table is not None
         inputs = StepInputs.allocate(Bucket(1, rows, -(-len(table) // 4)), 64, self._device)
         inputs.tables[0, : len(table)] = table
         inputs.sequences.slots.fill_(slot)

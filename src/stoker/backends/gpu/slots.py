@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences, deltanet
+from stoker.backends.gpu.kernels.prefill_deltanet import Kept
 from stoker.backends.gpu.state import GpuCache
 from stoker.backends.gpu.weights import DeltaLayer, StepWeights
 from stoker.backends.network.cache import KVPages
@@ -102,13 +103,12 @@ class GpuSnapshots:
             for tap, place in enumerate(self._places(deltas, position)):
                 conv[index, :, tap].copy_(deltas.inputs[:, slot, place])
 
-    def save_layer(self, deltas: DeltaRing, layer: int, slot: int, position: int, index: int) -> None:
-        """Of one DeltaNet layer, whose state holds the first `position` tokens, while a prompt passes through it."""
-        self.positions[index] = position
-        for conv, recurrent in self.layers:
-            recurrent[index, layer].copy_(deltas.recurrent[layer, slot])
-            for tap, place in enumerate(self._places(deltas, position)):
-                conv[index, layer, tap].copy_(deltas.inputs[layer, slot, place])
+    def kept(self) -> list[Kept] | None:
+        """Views of them for each DeltaNet layer, for kernels that make snapshots while a prompt passes through it."""
+        if not self.positions or not self.layers:
+            return None
+        ((conv, recurrent),) = self.layers
+        return [Kept(conv[:, layer], recurrent[:, layer]) for layer in range(conv.shape[1])]
 
     def restore(self, cache: SlotCache, slot: int, index: int) -> None:
         position = self.positions[index]

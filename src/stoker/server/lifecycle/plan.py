@@ -1,6 +1,6 @@
 """How large an engine the server starts, from what it was asked for and what the machine has to give."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.backends.family import PAGE_SIZE
@@ -23,6 +23,9 @@ LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unles
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
 RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
 PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
+MOST_PROMPT, LEAST_PROMPT = 8192, 512  # tokens that a GPU computes of prompts at a time
+PROMPT_SHARE = 32  # and the part of the room that buffers for them may take: one in so many bytes
+COPIES_SHARE = 6  # and of what weights leave, that 16-bit copies of dense ones may take
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,16 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     least = caches.pages(context)
     shared = least if config.context else min(least, SHARED_CONTEXT // PAGE_SIZE)
     wanted = least + (config.users - 1) * shared
-    weights, buffers = _on_gpu(config, choice, wanted) if on_gpu else (_weight_bytes(config), [])
     reserve = reading.reserve if config.reserve is None else config.reserve
     room = max(0, reading.available - reserve)
     if config.memory is not None:
         room = min(room, config.memory)
+    sizes = EngineConfig(
+        wanted, config.users, choice.depth, prefill_pause=config.prompt_pause, snapshots=1, kv_dtype=config.kv_dtype
+    )
+    weights, buffers = _weight_bytes(config), []
+    if on_gpu:
+        weights, buffers, sizes = _on_gpu(config, choice, sizes, room)
 
     def planned(context: int) -> MemoryPlan:
         loaded = [Item("weights", weights), Item("runtime", RUNTIME)]
@@ -92,7 +100,7 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
             f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
             "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
         )
-    sizes = EngineConfig(memory.pages, config.users, choice.depth, snapshots=memory.snapshots, kv_dtype=config.kv_dtype)
+    sizes = replace(sizes, pages=memory.pages, snapshots=memory.snapshots)
     own = caches.own(sizes.pages, sizes.slots, sizes.snapshots)
     return Plan(sizes, context, memory, own, reading, reserve)
 
@@ -113,19 +121,30 @@ def _caches(config: ServerConfig, model: ModelConfig, choice: DraftChoice, on_gp
     return caches_of(network, "stoker", kv, Draft(kind, choice.depth), cpu=not on_gpu, activation=activation)
 
 
-def _on_gpu(config: ServerConfig, choice: DraftChoice, pages: int) -> tuple[int, list[Item]]:
-    """Packed weights and buffers, measured: those for `pages`; if fewer fit, contexts are shorter and need no more."""
+def _on_gpu(
+    config: ServerConfig, choice: DraftChoice, sizes: EngineConfig, room: int
+) -> tuple[int, list[Item], EngineConfig]:
+    """Packed weights and buffers, measured, and the engine they are for. Pages are those that are wanted: if fewer fit,
+    contexts are shorter and need no more. Prompts are computed in as large chunks as their share of the room allows,
+    and from copies of dense weights that need no unpacking if the room is ample."""
     from stoker.backends.gpu.measure import measure
 
-    sizes = EngineConfig(pages, config.users, choice.depth, snapshots=1, kv_dtype=config.kv_dtype)
+    sizes = replace(sizes, prefill_budget=MOST_PROMPT, dense_copies=True)
     found = measure(config.directory, sizes, choice)
+    if found.copies > (room - found.weights) / COPIES_SHARE:
+        sizes = replace(sizes, dense_copies=False)
+        found = measure(config.directory, sizes, choice)
+    while found.prompts > room / PROMPT_SHARE and sizes.prefill_budget > LEAST_PROMPT:
+        sizes = replace(sizes, prefill_budget=sizes.prefill_budget // 2)
+        found = measure(config.directory, sizes, choice)
     buffers = [
+        Item("dense weights once more, in 16 bit for prompts", found.copies),
         Item("buffers of steps", found.steps),
         Item(f"buffers of prompts, {sizes.prefill_budget:,} tokens at a time", found.prompts),
         Item("buffers of drafting", found.drafter),
         Item("CUDA, kernels, graphs, sampling (assumed)", found.graphs),
     ]
-    return found.weights, [item for item in buffers if item.bytes]
+    return found.weights, [item for item in buffers if item.bytes], sizes
 
 
 def _weight_bytes(config: ServerConfig) -> int:

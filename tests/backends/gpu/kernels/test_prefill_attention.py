@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.backends.gpu.kernels.test_attention import FP8, HEADS, KV_HEADS, Case, D
+from tests.backends.gpu.kernels.test_prefill_deltanet import places
 
 pytest.importorskip("triton")
 
@@ -24,6 +25,10 @@ def test_a_token_has_the_same_bits_however_the_prompt_is_cut(interpreter, stored
     interpreter(check_cuts, stored)
 
 
+def test_several_prompts_at_once_leave_what_each_leaves_alone(interpreter) -> None:
+    interpreter(check_company)
+
+
 def test_keys_are_those_a_step_writes(interpreter) -> None:
     interpreter(check_keys)
 
@@ -34,23 +39,31 @@ def test_kernel_names_what_is_wrong(interpreter) -> None:
 
 def run(case: Any, cuts: list[int]) -> Tensor:
     """Outputs of the first sequence's tokens, in chunks of so many; its pages are emptied before."""
-    from stoker.backends.gpu.kernels.attention import Pages
-    from stoker.backends.gpu.kernels.prefill_attention import prefill_attention
+    empty(case.pages)
+    found, at = [], 0
+    for count in cuts:
+        found.append(forward(case, case.y[0, at : at + count], case.pages.tables[:1], places((0, at, count))))
+        at += count
+    return torch.cat(found)
 
-    pages = case.pages
+
+def empty(pages: Any) -> None:
     for tensor in (pages.keys, pages.values, pages.key_scales, pages.value_scales):
         if tensor is not None:
             tensor.zero_()
-    own = Pages(pages.keys, pages.values, pages.tables[:1], pages.key_scales, pages.value_scales)
-    found, at = [], 0
-    for count in cuts:
-        y, out = case.y[0, at : at + count], torch.full((count, HEADS * D), torch.nan).bfloat16()
-        stored = torch.float32 if pages.keys.dtype is torch.float32 else torch.bfloat16
-        queries = torch.empty(count, HEADS, D, dtype=stored)
-        prefill_attention(y, out, queries, own, case.weights, case.heads, at)
-        found.append(out)
-        at += count
-    return torch.cat(found)
+
+
+def forward(case: Any, y: Tensor, tables: Tensor, where: Any) -> Tensor:
+    from stoker.backends.gpu.kernels.attention import Pages
+    from stoker.backends.gpu.kernels.prefill_attention import prefill_attention
+
+    pages = Pages(case.pages.keys, case.pages.values, tables, case.pages.key_scales, case.pages.value_scales)
+    out = torch.full((len(y), HEADS * D), torch.nan).bfloat16()
+    queries = torch.empty(
+        len(y), HEADS, D, dtype=torch.float32 if pages.keys.dtype is torch.float32 else torch.bfloat16
+    )
+    prefill_attention(y, out, queries, pages, case.weights, case.heads, where)
+    return out
 
 
 def check_values(stored: torch.dtype, limit: float) -> None:
@@ -70,6 +83,20 @@ def check_cuts(stored: torch.dtype) -> None:
     whole = run(case, [TOKENS])
     assert torch.equal(whole, run(case, [64, 86]))
     assert torch.equal(whole, run(case, [5, 123, 1, 21])), "anywhere: only position counts"
+
+
+def check_company() -> None:
+    """One goes on behind 20 tokens, one begins; rows behind those in use are left alone."""
+    case = Case(torch.bfloat16)
+    first = run(case, [20, 30])
+    empty(case.pages)
+    second = forward(case, case.y[1, :40], case.pages.tables[1:], places((0, 0, 40)))
+    run(case, [20])
+    rows = torch.cat([case.y[0, 20:50], case.y[1, :40], case.y[1, :10]])
+    found = forward(case, rows, case.pages.tables[[0, 1, 0]], places((0, 20, 30), (0, 0, 40), rows=80))
+    assert torch.equal(found[:30], first[20:])
+    assert torch.equal(found[30:70], second)
+    assert bool(found[70:].isnan().all())
 
 
 def check_keys() -> None:
@@ -94,18 +121,16 @@ def check_keys() -> None:
 
 
 def check_messages() -> None:
-    from stoker.backends.gpu.kernels.attention import Pages
     from stoker.backends.gpu.kernels.prefill_attention import prefill_attention
 
     case = Case(torch.bfloat16)
     y, out, queries = case.y[0, :4], torch.empty(4, HEADS * D).bfloat16(), torch.empty(4, HEADS, D).bfloat16()
-    pages = Pages(case.pages.keys, case.pages.values, case.pages.tables[:1, :2].contiguous())
-    rest = (case.weights, case.heads)
+    rest = (case.pages, case.weights, case.heads, places((0, 0, 4)))
+    three = (*rest[:3], places((0, 0, 1), (0, 0, 1), (0, 0, 2)))
     wrong = [
-        ((y, out, queries, case.pages, *rest, 0), "tables must be [1, any], found [2, 8]."),
-        ((y, out, queries, pages, *rest, 125), "129 tokens need 3 pages, the table has 2."),
-        ((y, out[:3], queries, pages, *rest, 0), "out must be [4, 64], found [3, 64]."),
-        ((y, out, queries.float(), pages, *rest, 0), "q must be torch.bfloat16, found torch.float32."),
+        ((y, out, queries, *three), "3 sequences need a row of tables each, found 2."),
+        ((y, out[:3], queries, *rest), "out must be [4, 64], found [3, 64]."),
+        ((y, out, queries.float(), *rest), "q must be torch.bfloat16, found torch.float32."),
     ]
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=re.escape(message)):

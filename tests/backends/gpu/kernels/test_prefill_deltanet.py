@@ -24,6 +24,14 @@ def test_steps_go_on_where_a_prompt_ends(interpreter) -> None:
     interpreter(check_steps)
 
 
+def test_several_prompts_at_once_leave_what_each_leaves_alone(interpreter) -> None:
+    interpreter(check_company)
+
+
+def test_snapshots_at_the_ends_of_chunks_are_what_a_prompt_cut_there_leaves(interpreter) -> None:
+    interpreter(check_snapshots)
+
+
 def test_keys_that_repeat_are_solved_for(interpreter) -> None:
     interpreter(check_repetition)
 
@@ -38,18 +46,32 @@ def ring() -> Any:
     return DeltaRing.allocate(3, 2, KEY_HEADS, HEADS, K, V, TAPS, "cpu")
 
 
+def places(*found: Any, rows: int | None = None) -> Any:
+    """Of sequences that are (slot, cached, count) or (slot, cached, count, keeps); `rows`: as for a recording."""
+    from stoker.backends.gpu.kernels.places import Place, PlacesUpload
+
+    sequences = [Place(*each) for each in found]
+    upload = PlacesUpload(3, 256, "cpu")
+    sent = upload.send(sequences, range(len(sequences)))
+    return sent if rows is None else upload.bounded(rows, 3)
+
+
 def run(y: Tensor, weights: Any, state: Any, cuts: list[int], slot: int = 1) -> Tensor:
     """Outputs of a prompt that comes in chunks of so many tokens."""
-    from stoker.backends.gpu.kernels.prefill_deltanet import Prepared, prefill_deltanet
-
     found, at = [], 0
     for count in cuts:
-        out = torch.full((count, HEADS * V), torch.nan).bfloat16()
-        prepared = Prepared.allocate(count, KEY_HEADS, HEADS, K, V, "cpu")
-        prefill_deltanet(y[at : at + count].contiguous(), out, state, weights, prepared, slot, at)
-        found.append(out)
+        found.append(forward(y[at : at + count].contiguous(), weights, state, places((slot, at, count))))
         at += count
     return torch.cat(found)
+
+
+def forward(y: Tensor, weights: Any, state: Any, where: Any, kept: Any = None) -> Tensor:
+    from stoker.backends.gpu.kernels.prefill_deltanet import Prepared, prefill_deltanet
+
+    out = torch.full((len(y), HEADS * V), torch.nan).bfloat16()
+    prepared = Prepared.allocate(len(y), len(where.kept), KEY_HEADS, HEADS, K, V, "cpu")
+    prefill_deltanet(y, out, state, weights, prepared, where, kept=kept)
+    return out
 
 
 def check_values() -> None:
@@ -72,6 +94,40 @@ def check_cuts() -> None:
     last = [place % whole.inputs.shape[1] for place in range(140 - TAPS + 1, 140)]
     assert torch.equal(whole.inputs[:, last], parts.inputs[:, last])
     assert float(whole.recurrent[[0, 2]].abs().max()) == 0.0, "other slots are left alone"
+
+
+def check_company() -> None:
+    """A prompt that goes on and one that begins; rows behind those in use are left alone, as a recording needs it."""
+    weights, y, other = random_weights(), torch.randn(100, WIDTH), torch.randn(30, WIDTH)
+    alone, together = ring(), ring()
+    first, second = run(y, weights, alone, [64, 36]), run(other, weights, alone, [30], slot=2)
+    together.recurrent[2].normal_()  # what another request left there
+    run(y[:64].contiguous(), weights, together, [64])
+    rows = torch.cat([y[64:], other, torch.randn(20, WIDTH)])
+    found = forward(rows, weights, together, places((1, 64, 36), (2, 0, 30), rows=86))
+    assert torch.equal(found[:36], first[64:])
+    assert torch.equal(found[36:66], second)
+    assert bool(found[66:].isnan().all())
+    assert torch.equal(alone.recurrent[1:], together.recurrent[1:])
+
+
+def check_snapshots() -> None:
+    """After 64 and 128 of 140 tokens; the first 63 came before, so that the conv reaches back to them."""
+    from stoker.backends.gpu.kernels.prefill_deltanet import Kept
+
+    weights, y, cut, whole = random_weights(), torch.randn(140, WIDTH), ring(), ring()
+    kept = Kept(torch.full((4, TAPS - 1, cut.inputs.shape[2]), torch.nan).bfloat16(), torch.zeros(4, HEADS, K, V))
+    run(y[:63].contiguous(), weights, whole, [63])
+    forward(y[63:].contiguous(), weights, whole, places((1, 63, 77, [(64, 2), (128, 0)])), kept)
+    at = 0
+    for count, snapshot in ((63, None), (1, 2), (64, 0)):
+        forward(y[at : at + count].contiguous(), weights, cut, places((1, at, count)))
+        at += count
+        if snapshot is not None:
+            assert torch.equal(kept.recurrent[snapshot], cut.recurrent[1])
+            last = [place % cut.inputs.shape[1] for place in range(at - TAPS + 1, at)]
+            assert torch.equal(kept.inputs[snapshot], cut.inputs[1, last])
+    assert bool(kept.inputs[[1, 3]].isnan().all()), "no others are made"
 
 
 def check_steps() -> None:
@@ -102,13 +158,14 @@ def check_messages() -> None:
     from stoker.backends.gpu.kernels.prefill_deltanet import Prepared, prefill_deltanet
 
     weights, y, out = random_weights(), torch.randn(4, WIDTH), torch.empty(4, HEADS * V).bfloat16()
-    prepared = Prepared.allocate(64, KEY_HEADS, HEADS, K, V, "cpu")
-    long = torch.randn(200, WIDTH), torch.empty(200, HEADS * V).bfloat16()
+    prepared, where = Prepared.allocate(64, 10, KEY_HEADS, HEADS, K, V, "cpu"), places((1, 0, 4))
+    few = Prepared.allocate(64, 2, KEY_HEADS, HEADS, K, V, "cpu")
+    long = torch.randn(65, WIDTH), torch.empty(65, HEADS * V).bfloat16()
     wrong = [
-        ((y, out, ring(), weights, prepared, 3, 0), "slot must be 0 to 2, found 3."),
-        ((y.half(), out, ring(), weights, prepared, 1, 0), "y must be torch.float32, found torch.float16."),
-        ((y, out[:3], ring(), weights, prepared, 1, 0), "out must be [4, 32], found [3, 32]."),
-        ((*long, ring(), weights, prepared, 1, 0), "200 tokens from 0 on are 4 chunks, room is for 2."),
+        ((y.half(), out, ring(), weights, prepared, where), "y must be torch.float32, found torch.float16."),
+        ((y, out[:3], ring(), weights, prepared, where), "out must be [4, 32], found [3, 32]."),
+        ((y, out, ring(), weights, few, where), "10 chunks may come, room is for 2."),
+        ((*long, ring(), weights, prepared, where), "room is for 64 tokens, found 65."),
     ]
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=re.escape(message)):

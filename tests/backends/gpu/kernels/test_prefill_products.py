@@ -64,10 +64,12 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def linear(x: Tensor, packed: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    from stoker.backends.gpu.kernels.prefill_linear import prefill_linear
+    from stoker.backends.gpu.kernels.prefill_linear import prefill_linear, unpacked
+    from stoker.backends.gpu.packed import Kind
 
     y = torch.full((x.shape[0], packed.out_features), torch.nan, dtype=dtype)
-    prefill_linear(x, packed, y, torch.empty(packed.rows * packed.in_features, dtype=torch.bfloat16))
+    dense = unpacked(packed, torch.empty(packed.rows * packed.in_features, dtype=torch.bfloat16))
+    prefill_linear(x, dense, y, row_scales=packed.kind in (Kind.INT8, Kind.NVFP4))
     return y
 
 
@@ -85,11 +87,12 @@ def check_rows() -> None:
 
 
 def check_add() -> None:
-    from stoker.backends.gpu.kernels.prefill_linear import prefill_linear
+    from stoker.backends.gpu.kernels.prefill_linear import prefill_linear, unpacked
 
     packed, x, y = weight("INT8", 64, 128), torch.randn(3, 128).bfloat16(), torch.randn(3, 64).bfloat16()
     expected = y.double() + x.double() @ packed.dequantize().double().t()
-    prefill_linear(x, packed, y, torch.empty(64 * 128, dtype=torch.bfloat16), add=True)
+    dense = unpacked(packed, torch.empty(64 * 128, dtype=torch.bfloat16))
+    prefill_linear(x, dense, y, add=True, row_scales=True)
     assert error(y, expected) < 2.0**-7
 
 
@@ -155,17 +158,19 @@ def check_groups() -> None:
 
 def check_messages() -> None:
     from stoker.backends.gpu.kernels.prefill_experts import PairTiles, group_pairs, prefill_experts
-    from stoker.backends.gpu.kernels.prefill_linear import prefill_linear
+    from stoker.backends.gpu.kernels.prefill_linear import prefill_linear, unpacked
 
     packed, x = weight("INT4", 64, 128), torch.randn(3, 128).bfloat16()
     y, scratch = torch.empty(3, 64), torch.empty(64 * 128, dtype=torch.bfloat16)
+    dense = unpacked(packed, scratch)
     chosen = torch.zeros(200, 1, dtype=torch.int32)
     narrow = weight("INT4", 2, 64, 128), weight("INT4", 2, 128, 128)
     pairs = torch.empty(3, 128).bfloat16()
     wrong: list[tuple[Any, tuple[Any, ...], str]] = [
-        (prefill_linear, (x.float(), packed, y, scratch), "x must be torch.bfloat16, found torch.float32."),
-        (prefill_linear, (x, packed, y[:2], scratch), "y must be [3, 64], found [2, 64]."),
-        (prefill_linear, (x, packed, y, scratch[:9]), "scratch must hold 8192 bf16, found 9 of torch.bfloat16."),
+        (prefill_linear, (x.float(), dense, y), "x must be torch.bfloat16, found torch.float32."),
+        (prefill_linear, (x, dense, y[:2]), "y must be [3, 64], found [2, 64]."),
+        (prefill_linear, (x, packed, y), "the weight must be unpacked to BF16, found INT4."),
+        (unpacked, (packed, scratch[:9]), "scratch must hold 8192 bf16, found 9 of torch.bfloat16."),
         (group_pairs, (chosen, PairTiles.allocate(64, 4, "cpu")), "200 pairs need 7 tiles, room is for 6."),
         (
             prefill_experts,

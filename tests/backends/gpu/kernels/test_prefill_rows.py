@@ -49,17 +49,20 @@ def check_choice(renormalize: bool, shared: bool) -> None:
 
     logits = torch.randn(40, 11 + shared)
     choice = Choice(torch.full((40, 3), -1, dtype=torch.int32), torch.zeros(40, 3), torch.zeros(40))
-    choose(logits, choice, renormalize, shared)
+    total = torch.tensor([40], dtype=torch.int32)
+    choose(logits, choice, renormalize, shared, total)
     experts, weights = route(logits[:, :11], 3, renormalize)
     assert torch.equal(choice.experts.long(), experts)
     torch.testing.assert_close(choice.weights, weights)
     if shared:
         torch.testing.assert_close(choice.shared, logits[:, 11].sigmoid())
     logits[0] = 1.0
-    choose(logits, choice, renormalize, shared)
+    choose(logits, choice, renormalize, shared, total - 7)
     assert choice.experts[0].tolist() == [0, 1, 2], "the lowest of equal ones"
+    assert torch.equal(choice.experts[1:33].long(), experts[1:33])
+    assert bool((choice.experts[33:] == -1).all()), "rows that are not in use choose nothing"
     with pytest.raises(ValueError, match="top_k must be 1 to 2, found 3"):
-        choose(torch.randn(40, 2), choice, renormalize, False)
+        choose(torch.randn(40, 2), choice, renormalize, False, total)
 
 
 def check_combine() -> None:

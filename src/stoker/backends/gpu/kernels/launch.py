@@ -1,5 +1,6 @@
 """What the wrappers of the step kernels share: launch settings, workspace, checks by name."""
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ def dependent(device: torch.device, on: bool) -> dict[str, Any]:
     return {"PDL": on} | ({"launch_pdl": True} if on else {})
 
 
+@functools.cache
 def _hopper(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
@@ -70,9 +72,15 @@ def pick(device: torch.device, large: dict[str, Any], little: dict[str, Any], am
     """Settings for a GPU with 227 KB of shared memory, for those of NVIDIA with 99 KB, and for AMD's."""
     if torch.version.hip:
         return amd
-    return large if INTERPRETED or torch.cuda.get_device_capability(device)[0] in (9, 10) else little
+    return large if INTERPRETED or _major(device) in (9, 10) else little
 
 
+@functools.cache
+def _major(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
+
+
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     return 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 

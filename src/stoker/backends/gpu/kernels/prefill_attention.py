@@ -17,6 +17,7 @@ from torch import Tensor
 from stoker.backends.gpu.kernels.attention import AttentionWeights, Heads, Pages, _stored
 from stoker.backends.gpu.kernels.keys import rotated, store_fp8
 from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, pick
+from stoker.backends.gpu.kernels.places import Places, place_of
 from stoker.backends.gpu.kernels.products import e4m3
 from stoker.backends.network.attention import E4M3_MAX, SMALLEST_SCALE
 
@@ -24,49 +25,69 @@ WRITTEN = 64 if INTERPRETED else 8  # rows of one program that prepares queries 
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["cached", "tokens", "first_head"])
+@triton.jit(do_not_specialize=["pages", "first_head"])
 def write_kernel(
     y_ptr, q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, q_norm_ptr, k_norm_ptr, cos_ptr,
-    sin_ptr, cached, tokens, first_head, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    sin_ptr, places_ptr, pages, first_head, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, Q_WIDTH: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr, PAGE: tl.constexpr,
     FP8_PAGES: tl.constexpr, MAX: tl.constexpr, LEAST: tl.constexpr, STORED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, h): ROWS rows of query head first_head + h, or, past the last of those, of a kv head."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    """Program (b, h, s): ROWS rows of a sequence, of query head first_head + h or, past the last of those, of a kv
+    head."""
+    start = tl.program_id(0) * ROWS
     head = first_head + tl.program_id(1)
-    ok = row < tokens
-    position = cached + row
-    d = tl.arange(0, D)[None, :]
-    at = row.to(tl.int64) * WIDTH
-    if head < HEADS:
-        q = rotated(y_ptr, at + head * Q_WIDTH, ok, d, q_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
-        tl.store(q_ptr + (row.to(tl.int64) * HEADS + head) * D + d, q, mask=ok)
-    else:
-        kv_head = head - HEADS
-        at += HEADS * Q_WIDTH + kv_head * D
-        k = rotated(y_ptr, at, ok, d, k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
-        v = tl.load(y_ptr + at + KV_HEADS * D + d, mask=ok, other=0.0).to(STORED)
-        page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
-        place = (page * PAGE + position % PAGE) * KV_HEADS + kv_head
-        if FP8_PAGES:
-            store_fp8(keys_ptr, key_scales_ptr, place, d, k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
-            store_fp8(values_ptr, value_scales_ptr, place, d, v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
+    _, cached, tokens, first, _ = place_of(places_ptr, tl.program_id(2))
+    if start < tokens:
+        table_ptr += tl.program_id(2) * pages
+        row = start + tl.arange(0, ROWS)[:, None]
+        ok = row < tokens
+        position = cached + row
+        d = tl.arange(0, D)[None, :]
+        at = (first + row).to(tl.int64) * WIDTH
+        if head < HEADS:
+            q = rotated(y_ptr, at + head * Q_WIDTH, ok, d, q_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
+            tl.store(q_ptr + ((first + row).to(tl.int64) * HEADS + head) * D + d, q, mask=ok)
         else:
-            tl.store(keys_ptr + place.to(tl.int64) * D + d, k, mask=ok)
-            tl.store(values_ptr + place.to(tl.int64) * D + d, v, mask=ok)
+            kv_head = head - HEADS
+            at += HEADS * Q_WIDTH + kv_head * D
+            k = rotated(y_ptr, at, ok, d, k_norm_ptr, cos_ptr, sin_ptr, position, HALF, D, EPS, STORED)
+            v = tl.load(y_ptr + at + KV_HEADS * D + d, mask=ok, other=0.0).to(STORED)
+            page = tl.load(table_ptr + position // PAGE, mask=ok, other=0)
+            place = (page * PAGE + position % PAGE) * KV_HEADS + kv_head
+            if FP8_PAGES:
+                store_fp8(keys_ptr, key_scales_ptr, place, d, k.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
+                store_fp8(values_ptr, value_scales_ptr, place, d, v.to(tl.float32), ok, KV_HEADS, D, MAX, LEAST)
+            else:
+                tl.store(keys_ptr + place.to(tl.int64) * D + d, k, mask=ok)
+                tl.store(values_ptr + place.to(tl.int64) * D + d, v, mask=ok)
 
 
-@triton.jit(do_not_specialize=["cached", "tokens"])
+@triton.jit(do_not_specialize=["pages"])
 def prefill_attention_kernel(
-    q_ptr, y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, out_ptr, cached, tokens,
+    q_ptr, y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, out_ptr, places_ptr, pages,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, Q_WIDTH: tl.constexpr,
     SCALE: tl.constexpr, PAGE: tl.constexpr, FP8_PAGES: tl.constexpr, TOKENS: tl.constexpr, ABREAST: tl.constexpr,
     BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, t): ABREAST heads of one kv head for TOKENS tokens; those that see most begin first."""
-    M: tl.constexpr = TOKENS * ABREAST
+    """Program (h, t, s): ABREAST heads of one kv head for TOKENS tokens of a sequence; those that see most begin
+    first."""
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * TOKENS
-    low = tl.program_id(0) * ABREAST
+    _, cached, tokens, first_row, _ = place_of(places_ptr, tl.program_id(2))
+    if first < tokens:
+        _attend(q_ptr, y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
+                table_ptr + tl.program_id(2) * pages, out_ptr, cached, tokens, first_row, first,
+                tl.program_id(0) * ABREAST, WIDTH, HEADS, KV_HEADS, D, Q_WIDTH, SCALE, PAGE, FP8_PAGES, TOKENS,
+                ABREAST, BLOCK, DOT)  # fmt: skip
+
+
+@triton.jit
+def _attend(
+    q_ptr, y_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, out_ptr, cached, tokens,
+    first_row, first, low, WIDTH: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    Q_WIDTH: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr, FP8_PAGES: tl.constexpr, TOKENS: tl.constexpr,
+    ABREAST: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = TOKENS * ABREAST
     kv_head = low // (HEADS // KV_HEADS)
     m = tl.arange(0, M)
     token = first + m // ABREAST
@@ -74,7 +95,7 @@ def prefill_attention_kernel(
     real = (token < tokens)[:, None]
     d = tl.arange(0, D)[None, :]
     # one address for the tile and small distances from it: few registers
-    start_row = first.to(tl.int64)
+    start_row = (first_row + first).to(tl.int64)
     q_ptr += start_row * (HEADS * D)
     out_ptr += start_row * (HEADS * D)
     y_ptr += start_row * WIDTH
@@ -123,43 +144,45 @@ def _store_gated(gate_ptrs, out_ptrs, value, ok, GATED: tl.constexpr):
     tl.store(out_ptrs, value.to(out_ptrs.dtype.element_ty), mask=ok)
 
 
-def write_keys(y: Tensor, q: Tensor | None, pages: Pages, weights: AttentionWeights, heads: Heads, cached: int) -> None:
-    """From y [T, heads.width] fp32: keys and values to the pages, and queries to q [T, heads, D] if there is one."""
+def write_keys(
+    y: Tensor, q: Tensor | None, pages: Pages, weights: AttentionWeights, heads: Heads, places: Places
+) -> None:
+    """From y [T, heads.width] fp32: keys and values to the pages, and queries to q [T, heads, D] if there is one.
+    `pages.tables` [S, P] are the sequences'; all tokens have places there and in the rope table."""
     tokens = y.shape[0]
     check("y", y, (tokens, heads.width), torch.float32, y)
     if q is not None:
         check("q", q, (tokens, heads.count, heads.dim), _stored(pages), y)
-    _check_pages(pages, heads, cached + tokens, y)
-    if weights.cos.shape[0] < cached + tokens:
-        raise ValueError(f"the rope table has {weights.cos.shape[0]} positions, the prompt {cached + tokens}.")
+    _check_pages(pages, heads, places.count, y)
     keys, values, key_scales, value_scales, fp8 = _page_tensors(pages)
     first = 0 if q is not None else heads.count
     math = {key: value for key, value in arithmetic(y.device).items() if key not in ("PTX", "DOT")}
-    write_kernel[(triton.cdiv(tokens, WRITTEN), heads.count + heads.kv_count - first)](
+    write_kernel[(triton.cdiv(places.longest, WRITTEN), heads.count + heads.kv_count - first, places.count)](
         y, y if q is None else q, keys, values, key_scales, value_scales, pages.tables, weights.q_norm,
-        weights.k_norm, weights.cos, weights.sin, cached, tokens, first, **_sizes(heads, pages),
+        weights.k_norm, weights.cos, weights.sin, places.numbers, pages.tables.shape[1], first, **_sizes(heads, pages),
         HALF=weights.cos.shape[1], EPS=weights.eps, FP8_PAGES=fp8, MAX=E4M3_MAX, LEAST=SMALLEST_SCALE,
         STORED=tl.float32 if _stored(pages) is torch.float32 else tl.bfloat16, ROWS=WRITTEN, num_warps=4, **math,
     )  # fmt: skip
 
 
 def prefill_attention(
-    y: Tensor, out: Tensor, q: Tensor, pages: Pages, weights: AttentionWeights, heads: Heads, cached: int
+    y: Tensor, out: Tensor, q: Tensor, pages: Pages, weights: AttentionWeights, heads: Heads, places: Places
 ) -> None:
-    """y [T, heads.width] fp32 of one sequence's tokens from position `cached` on -> out [T, heads * D] bf16, gated.
+    """y [T, heads.width] fp32 of all sequences' tokens -> out [T, heads * D] bf16, gated.
 
-    `pages.tables` [1, P] are that sequence's; `q` [T, heads, D] bf16 lies between the launches.
+    `pages.tables` [S, P] are those of the sequences; `q` [T, heads, D] bf16 lies between the launches.
     """
     tokens = y.shape[0]
     check("out", out, (tokens, heads.count * heads.dim), torch.bfloat16, y)
-    write_keys(y, q, pages, weights, heads, cached)
+    write_keys(y, q, pages, weights, heads, places)
     keys, values, key_scales, value_scales, fp8 = _page_tensors(pages)
     shape = dict(launch_shape(y.device))
     shape["ABREAST"] = min(shape["ABREAST"], heads.group & -heads.group)
     math = {key: value for key, value in arithmetic(y.device).items() if key != "PTX"}
-    prefill_attention_kernel[(heads.count // shape["ABREAST"], triton.cdiv(tokens, shape["TOKENS"]))](
-        q, y, keys, values, key_scales, value_scales, pages.tables, out, cached, tokens, **_sizes(heads, pages),
-        SCALE=heads.dim**-0.5 * LOG2_E, FP8_PAGES=fp8, **shape, **math,
+    grid = (heads.count // shape["ABREAST"], triton.cdiv(places.longest, shape["TOKENS"]), places.count)
+    prefill_attention_kernel[grid](
+        q, y, keys, values, key_scales, value_scales, pages.tables, out, places.numbers, pages.tables.shape[1],
+        **_sizes(heads, pages), SCALE=heads.dim**-0.5 * LOG2_E, FP8_PAGES=fp8, **shape, **math,
     )  # fmt: skip
 
 
@@ -176,7 +199,7 @@ def _page_tensors(pages: Pages) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
     return pages.keys.view(torch.uint8), pages.values.view(torch.uint8), pages.key_scales, pages.value_scales, True
 
 
-def _check_pages(pages: Pages, heads: Heads, stop: int, like: Tensor) -> None:
+def _check_pages(pages: Pages, heads: Heads, sequences: int, like: Tensor) -> None:
     page = pages.keys.shape[1]
     block = launch_shape(like.device)["BLOCK"]
     if page % block:
@@ -187,9 +210,9 @@ def _check_pages(pages: Pages, heads: Heads, stop: int, like: Tensor) -> None:
     for name, tensor in (("keys", pages.keys), ("values", pages.values)):
         dtype = torch.float8_e4m3fn if fp8 else _stored(pages)
         check(name, tensor, (None, page, heads.kv_count, heads.dim), dtype, like)
-    check("tables", pages.tables, (1, None), torch.int32, like)
-    if pages.tables.shape[1] * page < stop:
-        raise ValueError(f"{stop} tokens need {-(-stop // page)} pages, the table has {pages.tables.shape[1]}.")
+    check("tables", pages.tables, (None, None), torch.int32, like)
+    if len(pages.tables) < sequences:
+        raise ValueError(f"{sequences} sequences need a row of tables each, found {len(pages.tables)}.")
 
 
 HOPPER = {"TOKENS": 64, "ABREAST": 2, "BLOCK": 64, "num_warps": 8, "num_stages": 2}

@@ -5,9 +5,9 @@
 
 Within a chunk the updates solve a triangular system (the algebra is in backends/network/delta_rule.py). Its inverse
 depends on no state, so one launch prepares all chunks side by side, after the conv; the next takes the state through
-them one after the other; the last norms and gates what they yield. State and conv inputs are left as a step finds them.
-A place of a chunk without a token has decay 1 and beta 0: it adds exact zeros, so a token's bits depend on the tokens
-before it alone.
+them one after the other; the last norms and gates what they yield. State and conv inputs are left as a step finds them,
+and copied where a snapshot is made at the end of a chunk. A place of a chunk without a token has decay 1 and beta 0: it
+adds exact zeros, so a token's bits depend on the tokens before it alone.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from torch import Tensor
 from stoker.backends.family import CHUNK
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, DeltaWeights, _softplus
 from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, pick
+from stoker.backends.gpu.kernels.places import Places, place_of
 from stoker.backends.network.norm import L2_EPS
 
 
@@ -38,9 +39,9 @@ class Prepared:
 
     @classmethod
     def allocate(
-        cls, tokens: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, device: torch.device | str
-    ) -> "Prepared":
-        chunks = most_chunks(tokens)
+        cls, tokens: int, chunks: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int,
+        device: torch.device | str,
+    ) -> "Prepared":  # fmt: skip
 
         def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.empty(chunks, value_heads, *shape, dtype=dtype, device=device)
@@ -52,9 +53,12 @@ class Prepared:
         return cls(mixed, q, k, from_state, own, scores, empty(dtype=torch.float32))
 
 
-def most_chunks(tokens: int) -> int:
-    """That many tokens may begin and end within a chunk."""
-    return (tokens + 2 * CHUNK - 2) // CHUNK
+@dataclass(frozen=True)
+class Kept:
+    """Snapshots of one layer: views of what holds them for all."""
+
+    inputs: Tensor  # [n, W - 1, C] bf16
+    recurrent: Tensor  # [n, HV, K, V] fp32
 
 
 @triton.jit
@@ -73,31 +77,60 @@ def _conv(y_ptr, inputs_ptr, conv_ptr, channel, position, live, cached, ring, WI
     return total / (1.0 + tl.exp(-total))
 
 
-@triton.jit(do_not_specialize=["slot", "cached", "tokens", "ring"])
+@triton.jit
+def _keep_inputs(y_ptr, inputs_ptr, kept_ptr, snapshots_ptr, apart, channel, start, cached, tokens, ring,
+                 WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Where one of the BLOCK tokens from row `start` on ends a chunk that a snapshot follows: the conv's inputs before
+    there, which lie in the ring if they are older than the prompt's tokens, else in y."""
+    stop = ((cached + start) // 64 + 1) * 64
+    if (stop <= cached + start + BLOCK) & (stop <= cached + tokens):
+        snapshot = tl.load(kept_ptr + (stop // 64 - 1 - cached // 64))
+        if snapshot >= 0:
+            for tap in tl.static_range(TAPS - 1):
+                at = tl.zeros_like(channel) + (stop - TAPS + 1 + tap)
+                old = tl.load(inputs_ptr + (at % ring) * CHANNELS + channel, mask=at < cached, other=0.0)
+                new = tl.load(y_ptr + (at - cached).to(tl.int64) * WIDTH + channel, mask=at >= cached, other=0.0)
+                x = tl.where(at < cached, old, new.to(old.dtype))
+                tl.store(snapshots_ptr + snapshot.to(tl.int64) * apart + tap * CHANNELS + channel, x)
+
+
+@triton.jit(do_not_specialize=["ring", "apart"])
 def conv_kernel(
-    y_ptr, inputs_ptr, conv_ptr, mixed_ptr, slot, cached, tokens, ring, WIDTH: tl.constexpr,
+    y_ptr, inputs_ptr, conv_ptr, mixed_ptr, places_ptr, kept_ptr, snapshots_ptr, ring, apart, WIDTH: tl.constexpr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TAPS: tl.constexpr,
-    L2: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    KEEPS: tl.constexpr, L2: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, b): queries, keys or values of one head for the b-th BLOCK tokens; the first two normalised."""
+    """Program (h, b, s): queries, keys or values of one head for the b-th BLOCK tokens of a sequence; the first two
+    normalised."""
     KEYS: tl.constexpr = KEY_HEADS * K
     CHANNELS: tl.constexpr = 2 * KEYS + HEADS * V
     head = tl.program_id(0)
-    inputs_ptr += slot.to(tl.int64) * ring * CHANNELS
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    live = row < tokens
-    at = mixed_ptr + row.to(tl.int64) * CHANNELS
-    kept = mixed_ptr.dtype.element_ty
-    if head < 2 * KEY_HEADS:
-        channel = head * K + tl.arange(0, K)[None, :]
-        x = _conv(y_ptr, inputs_ptr, conv_ptr, channel, cached + row, live, cached, ring, WIDTH, CHANNELS, TAPS)
-        scale = tl.where(head < KEY_HEADS, SCALE, 1.0)
-        x = x * (scale / tl.sqrt(tl.sum(x * x, 1) + L2))[:, None]
-        tl.store(at + channel, x.to(kept), mask=live)
-    else:
-        channel = 2 * KEYS + (head - 2 * KEY_HEADS) * V + tl.arange(0, V)[None, :]
-        x = _conv(y_ptr, inputs_ptr, conv_ptr, channel, cached + row, live, cached, ring, WIDTH, CHANNELS, TAPS)
-        tl.store(at + channel, x.to(kept), mask=live)
+    start = tl.program_id(1) * BLOCK
+    slot, cached, tokens, first, chunk = place_of(places_ptr, tl.program_id(2))
+    if start < tokens:
+        inputs_ptr += slot.to(tl.int64) * ring * CHANNELS
+        y_ptr += first.to(tl.int64) * WIDTH
+        kept_ptr += chunk
+        row = start + tl.arange(0, BLOCK)[:, None]
+        live = row < tokens
+        at = mixed_ptr + (first + row).to(tl.int64) * CHANNELS
+        kept = mixed_ptr.dtype.element_ty
+        if head < 2 * KEY_HEADS:
+            channel = head * K + tl.arange(0, K)[None, :]
+            x = _conv(y_ptr, inputs_ptr, conv_ptr, channel, cached + row, live, cached, ring, WIDTH, CHANNELS, TAPS)
+            scale = tl.where(head < KEY_HEADS, SCALE, 1.0)
+            x = x * (scale / tl.sqrt(tl.sum(x * x, 1) + L2))[:, None]
+            tl.store(at + channel, x.to(kept), mask=live)
+            if KEEPS:
+                _keep_inputs(y_ptr, inputs_ptr, kept_ptr, snapshots_ptr, apart, channel, start, cached, tokens, ring,
+                             WIDTH, CHANNELS, TAPS, BLOCK)  # fmt: skip
+        else:
+            channel = 2 * KEYS + (head - 2 * KEY_HEADS) * V + tl.arange(0, V)[None, :]
+            x = _conv(y_ptr, inputs_ptr, conv_ptr, channel, cached + row, live, cached, ring, WIDTH, CHANNELS, TAPS)
+            tl.store(at + channel, x.to(kept), mask=live)
+            if KEEPS:
+                _keep_inputs(y_ptr, inputs_ptr, kept_ptr, snapshots_ptr, apart, channel, start, cached, tokens, ring,
+                             WIDTH, CHANNELS, TAPS, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -131,19 +164,33 @@ def _inverse(system, i, j, DOT: tl.constexpr):
     return half - _product(n, half, DOT)
 
 
-@triton.jit(do_not_specialize=["cached", "tokens"])
+@triton.jit
 def prepare_kernel(
-    ab_ptr, mixed_ptr, decay_ptr, bias_ptr, q_ptr, k_ptr, from_state_ptr, own_ptr, scores_ptr, ends_ptr, cached,
-    tokens, AB_WIDTH: tl.constexpr, AB_AT: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    ab_ptr, mixed_ptr, decay_ptr, bias_ptr, q_ptr, k_ptr, from_state_ptr, own_ptr, scores_ptr, ends_ptr, places_ptr,
+    AB_WIDTH: tl.constexpr, AB_AT: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (h, c, s): value head h of the c-th chunk of a sequence."""
+    _, cached, tokens, first, chunk = place_of(places_ptr, tl.program_id(2))
+    start = (cached // 64 + tl.program_id(1)) * 64 - cached  # the chunk's first row
+    if start < tokens:
+        ab_ptr += first.to(tl.int64) * AB_WIDTH
+        mixed_ptr += first.to(tl.int64) * (2 * KEY_HEADS * K + HEADS * V)
+        _prepare(ab_ptr, mixed_ptr, decay_ptr, bias_ptr, q_ptr, k_ptr, from_state_ptr, own_ptr, scores_ptr, ends_ptr,
+                 start, tokens, tl.program_id(0), chunk + tl.program_id(1), AB_WIDTH, AB_AT, KEY_HEADS, HEADS, K, V,
+                 DOT)  # fmt: skip
+
+
+@triton.jit
+def _prepare(
+    ab_ptr, mixed_ptr, decay_ptr, bias_ptr, q_ptr, k_ptr, from_state_ptr, own_ptr, scores_ptr, ends_ptr, start,
+    tokens, head, chunk, AB_WIDTH: tl.constexpr, AB_AT: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, c): value head h of the c-th chunk."""
     KEYS: tl.constexpr = KEY_HEADS * K
     CHANNELS: tl.constexpr = 2 * KEYS + HEADS * V
-    head = tl.program_id(0)
-    chunk = tl.program_id(1)
     place = tl.arange(0, 64)
-    row = cached // 64 * 64 + chunk * 64 + place - cached
+    row = start + place
     there = (row >= 0) & (row < tokens)
     ab = ab_ptr + row.to(tl.int64) * AB_WIDTH + AB_AT + head
     a = tl.load(ab, mask=there, other=0.0)
@@ -180,64 +227,77 @@ def prepare_kernel(
     tl.store(own_ptr + (out + i) * V + d, tl.dot(inverse.to(DOT), v).to(kept))
 
 
-@triton.jit(do_not_specialize=["slot", "cached", "tokens"])
+@triton.jit(do_not_specialize=["apart"])
 def scan_kernel(
-    q_ptr, k_ptr, from_state_ptr, own_ptr, scores_ptr, ends_ptr, state_ptr, out_ptr, slot, cached, tokens,
-    HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SLAB: tl.constexpr, DOT: tl.constexpr,
+    q_ptr, k_ptr, from_state_ptr, own_ptr, scores_ptr, ends_ptr, state_ptr, out_ptr, places_ptr, kept_ptr,
+    snapshots_ptr, apart, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SLAB: tl.constexpr,
+    KEEPS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, h): the s-th SLAB values of value head h through its chunks, one after the other."""
+    """Program (v, h, s): the v-th SLAB values of value head h through a sequence's chunks, one after the other. Where
+    nothing is cached, the state begins with zeros."""
     head = tl.program_id(1)
-    origin = cached // 64 * 64
-    state_ptr += (slot.to(tl.int64) * HEADS + head) * (K * V)
-    place = tl.arange(0, 64)[:, None]
-    keys, values = tl.arange(0, K)[None, :], tl.program_id(0) * SLAB + tl.arange(0, SLAB)[None, :]
-    cell = tl.arange(0, K)[:, None] * V + values
-    state = tl.load(state_ptr + cell)
-    for chunk in range((cached + tokens - origin + 63) // 64):
-        at = (chunk * HEADS + head).to(tl.int64) * 64 + place
-        at_keys = at * K + keys
-        held = state.to(DOT)
-        known = tl.dot(tl.load(from_state_ptr + at_keys).to(DOT), held)
-        updates = (tl.load(own_ptr + at * V + values).to(tl.float32) - known).to(DOT)
-        o = tl.dot(tl.load(q_ptr + at_keys).to(DOT), held)
-        o = tl.dot(tl.load(scores_ptr + at * 64 + tl.arange(0, 64)[None, :]).to(DOT), updates, o)
-        state = state * tl.load(ends_ptr + chunk * HEADS + head)
-        state = tl.dot(tl.trans(tl.load(k_ptr + at_keys).to(DOT)), updates, state)
-        row = origin + chunk * 64 - cached + place
-        target = out_ptr + (row.to(tl.int64) * HEADS + head) * V + values
-        tl.store(target, o.to(out_ptr.dtype.element_ty), mask=(row >= 0) & (row < tokens))
-    tl.store(state_ptr + cell, state)
+    slot, cached, tokens, first, first_chunk = place_of(places_ptr, tl.program_id(2))
+    if tokens > 0:
+        origin = cached // 64 * 64
+        state_ptr += (slot.to(tl.int64) * HEADS + head) * (K * V)
+        out_ptr += (first.to(tl.int64) * HEADS + head) * V
+        place = tl.arange(0, 64)[:, None]
+        keys, values = tl.arange(0, K)[None, :], tl.program_id(0) * SLAB + tl.arange(0, SLAB)[None, :]
+        cell = tl.arange(0, K)[:, None] * V + values
+        state = tl.where(cached > 0, tl.load(state_ptr + cell), 0.0)
+        for chunk in range((cached + tokens - origin + 63) // 64):
+            at = ((first_chunk + chunk) * HEADS + head).to(tl.int64) * 64 + place
+            at_keys = at * K + keys
+            held = state.to(DOT)
+            known = tl.dot(tl.load(from_state_ptr + at_keys).to(DOT), held)
+            updates = (tl.load(own_ptr + at * V + values).to(tl.float32) - known).to(DOT)
+            o = tl.dot(tl.load(q_ptr + at_keys).to(DOT), held)
+            o = tl.dot(tl.load(scores_ptr + at * 64 + tl.arange(0, 64)[None, :]).to(DOT), updates, o)
+            state = state * tl.load(ends_ptr + (first_chunk + chunk) * HEADS + head)
+            state = tl.dot(tl.trans(tl.load(k_ptr + at_keys).to(DOT)), updates, state)
+            row = origin + chunk * 64 - cached + place
+            target = out_ptr + row.to(tl.int64) * (HEADS * V) + values
+            tl.store(target, o.to(out_ptr.dtype.element_ty), mask=(row >= 0) & (row < tokens))
+            if KEEPS:
+                snapshot = tl.load(kept_ptr + first_chunk + chunk)
+                if snapshot >= 0:
+                    tl.store(snapshots_ptr + snapshot.to(tl.int64) * apart + head * (K * V) + cell, state)
+        tl.store(state_ptr + cell, state)
 
 
-@triton.jit(do_not_specialize=["slot", "cached", "tokens", "ring"])
+@triton.jit(do_not_specialize=["ring"])
 def gate_kernel(
-    y_ptr, norm_ptr, out_ptr, inputs_ptr, slot, cached, tokens, ring, WIDTH: tl.constexpr,
-    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TAPS: tl.constexpr,
-    EPS: tl.constexpr, BLOCK: tl.constexpr,
+    y_ptr, norm_ptr, out_ptr, inputs_ptr, places_ptr, ring, WIDTH: tl.constexpr, KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TAPS: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, b): BLOCK rows of head h normed and gated, in place; conv inputs of the last rows go to the ring."""
+    """Program (h, b, s): BLOCK rows of head h of a sequence normed and gated, in place; conv inputs of its last rows go
+    to the ring."""
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * K + HEADS * V
     head = tl.program_id(0)
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    ok = row < tl.where(head < HEADS, tokens, 0)  # there may be more heads of queries and keys
-    v = tl.arange(0, V)[None, :]
-    at = out_ptr + (row.to(tl.int64) * HEADS + head) * V + v
-    y_row = y_ptr + row.to(tl.int64) * WIDTH
-    o = tl.load(at, mask=ok, other=0.0).to(tl.float32)
-    z = tl.load(y_row + (CHANNELS + head * V) + v, mask=ok, other=0.0)
-    o = o * (1.0 / tl.sqrt(tl.sum(o * o, 1) / V + EPS))[:, None] * tl.load(norm_ptr + v) * (z / (1.0 + tl.exp(-z)))
-    tl.store(at, o.to(out_ptr.dtype.element_ty), mask=ok)
-    # the conv's reach before the next token; what of it is older is in the ring already
-    if (tl.program_id(1) + 1) * BLOCK > tokens - TAPS + 1:
-        last = (row < tokens) & (row > tokens - TAPS)
-        place = inputs_ptr + (slot.to(tl.int64) * ring + (cached + row) % ring) * CHANNELS
-        channel = 2 * KEY_HEADS * K + head * V + v
-        x = tl.load(y_row + channel, mask=last & ok, other=0.0)
-        tl.store(place + channel, x.to(inputs_ptr.dtype.element_ty), mask=last & ok)
-        if head < 2 * KEY_HEADS:
-            channel = head * K + tl.arange(0, K)[None, :]
-            x = tl.load(y_row + channel, mask=last, other=0.0)
-            tl.store(place + channel, x.to(inputs_ptr.dtype.element_ty), mask=last)
+    start = tl.program_id(1) * BLOCK
+    slot, cached, tokens, first, _ = place_of(places_ptr, tl.program_id(2))
+    if start < tokens:
+        row = start + tl.arange(0, BLOCK)[:, None]
+        ok = row < tl.where(head < HEADS, tokens, 0)  # there may be more heads of queries and keys
+        v = tl.arange(0, V)[None, :]
+        at = out_ptr + ((first + row).to(tl.int64) * HEADS + head) * V + v
+        y_row = y_ptr + (first + row).to(tl.int64) * WIDTH
+        o = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+        z = tl.load(y_row + (CHANNELS + head * V) + v, mask=ok, other=0.0)
+        o = o * (1.0 / tl.sqrt(tl.sum(o * o, 1) / V + EPS))[:, None] * tl.load(norm_ptr + v) * (z / (1.0 + tl.exp(-z)))
+        tl.store(at, o.to(out_ptr.dtype.element_ty), mask=ok)
+        # the conv's reach before the next token; what of it is older is in the ring already
+        if start + BLOCK > tokens - TAPS + 1:
+            last = (row < tokens) & (row > tokens - TAPS)
+            place = inputs_ptr + (slot.to(tl.int64) * ring + (cached + row) % ring) * CHANNELS
+            channel = 2 * KEY_HEADS * K + head * V + v
+            x = tl.load(y_row + channel, mask=last & ok, other=0.0)
+            tl.store(place + channel, x.to(inputs_ptr.dtype.element_ty), mask=last & ok)
+            if head < 2 * KEY_HEADS:
+                channel = head * K + tl.arange(0, K)[None, :]
+                x = tl.load(y_row + channel, mask=last, other=0.0)
+                tl.store(place + channel, x.to(inputs_ptr.dtype.element_ty), mask=last)
 
 
 def prefill_deltanet(
@@ -246,12 +306,12 @@ def prefill_deltanet(
     state: DeltaRing,
     weights: DeltaWeights,
     prepared: Prepared,
-    slot: int,
-    cached: int,
+    places: Places,
     gates: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> None:
-    """y [T, 2 HK K + 2 HV V + 2 HV] fp32 as in `deltanet`: T tokens from position `cached` on, all of which count. The
-    state must hold all tokens before them."""
+    """y [T, 2 HK K + 2 HV V + 2 HV] fp32 as in `deltanet`, of the tokens of all sequences. A sequence's state must hold
+    all tokens before them. With `kept`, snapshots are made at the ends of chunks where `places.kept` says so."""
     slots, heads, key_dim, value_dim = state.recurrent.shape
     taps, channels = weights.conv.shape
     ring, tokens = state.inputs.shape[1], y.shape[0]
@@ -259,8 +319,6 @@ def prefill_deltanet(
     width = values + (2 * heads if gates is None else 0)
     if key_dim & key_dim - 1 or value_dim & value_dim - 1 or min(key_dim, value_dim) < 16:
         raise ValueError(f"head dimensions must be powers of two from 16 on, found {key_dim} and {value_dim}.")
-    if not 0 <= slot < slots:
-        raise ValueError(f"slot must be 0 to {slots - 1}, found {slot}.")
     if ring < taps - 1:
         raise ValueError(f"the conv reaches {taps - 1} tokens back, the ring has {ring} places.")
     check("y", y, (tokens, width), torch.float32, y)
@@ -270,9 +328,8 @@ def prefill_deltanet(
     check("recurrent", state.recurrent, (slots, heads, key_dim, value_dim), torch.float32, y)
     check("inputs", state.inputs, (slots, ring, channels), torch.bfloat16, y)
     check("conv", weights.conv, (taps, channels), torch.float32, y)
-    chunks = triton.cdiv(cached % CHUNK + tokens, CHUNK)
-    if prepared.decay.shape[0] < chunks:
-        raise ValueError(f"{tokens} tokens from {cached} on are {chunks} chunks, room is for {len(prepared.decay)}.")
+    if prepared.decay.shape[0] < len(places.kept):
+        raise ValueError(f"{len(places.kept)} chunks may come, room is for {len(prepared.decay)}.")
     check("prepared.mixed", prepared.mixed, (None, channels), torch.bfloat16, y)
     if prepared.mixed.shape[0] < tokens:
         raise ValueError(f"room is for {prepared.mixed.shape[0]} tokens, found {tokens}.")
@@ -280,22 +337,25 @@ def prefill_deltanet(
     between = (prepared.q, prepared.k, prepared.from_state, prepared.own, prepared.scores, prepared.decay)
     math = {key: value for key, value in arithmetic(y.device).items() if key != "PTX"}
     plain = {key: value for key, value in math.items() if key != "DOT"}
-    conv_kernel[(2 * state.key_heads + heads, triton.cdiv(tokens, ROWS["BLOCK"]))](
-        y, state.inputs, weights.conv, prepared.mixed, slot, cached, tokens, ring, WIDTH=width, TAPS=taps, L2=L2_EPS,
-        SCALE=key_dim**-0.5, **ROWS, **heads_of, **plain,
+    inputs, recurrent = (state.inputs, state.recurrent) if kept is None else (kept.inputs, kept.recurrent)
+    blocks, keeps = triton.cdiv(places.longest, ROWS["BLOCK"]), kept is not None
+    conv_kernel[(2 * state.key_heads + heads, blocks, places.count)](
+        y, state.inputs, weights.conv, prepared.mixed, places.numbers, places.kept, inputs, ring, inputs.stride(0),
+        WIDTH=width, TAPS=taps, KEEPS=keeps, L2=L2_EPS, SCALE=key_dim**-0.5, **ROWS, **heads_of, **plain,
     )  # fmt: skip
-    prepare_kernel[(heads, chunks)](
-        y if gates is None else gates, prepared.mixed, weights.decay, weights.bias, *between, cached, tokens,
+    prepare_kernel[(heads, places.chunks, places.count)](
+        y if gates is None else gates, prepared.mixed, weights.decay, weights.bias, *between, places.numbers,
         AB_WIDTH=width if gates is None else 2 * heads, AB_AT=values if gates is None else 0, **PREPARE, **heads_of,
         **math,
     )  # fmt: skip
     scan = pick(y.device, SCAN, SCAN_LITTLE, SCAN_AMD)
     scan = {**scan, "SLAB": min(scan["SLAB"], value_dim)}
-    scan_kernel[(value_dim // scan["SLAB"], heads)](
-        *between, state.recurrent, out, slot, cached, tokens, HEADS=heads, K=key_dim, V=value_dim, **scan, **math
-    )
-    gate_kernel[(max(heads, 2 * state.key_heads), triton.cdiv(tokens, ROWS["BLOCK"]))](
-        y, weights.norm, out, state.inputs, slot, cached, tokens, ring, WIDTH=width, TAPS=taps, EPS=weights.eps,
+    scan_kernel[(value_dim // scan["SLAB"], heads, places.count)](
+        *between, state.recurrent, out, places.numbers, places.kept, recurrent, recurrent.stride(0), HEADS=heads,
+        K=key_dim, V=value_dim, KEEPS=keeps, **scan, **math,
+    )  # fmt: skip
+    gate_kernel[(max(heads, 2 * state.key_heads), blocks, places.count)](
+        y, weights.norm, out, state.inputs, places.numbers, ring, WIDTH=width, TAPS=taps, EPS=weights.eps,
         **ROWS, **heads_of, **plain,
     )  # fmt: skip
 

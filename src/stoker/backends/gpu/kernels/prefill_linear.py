@@ -16,7 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.backends.gpu.kernels.launch import INTERPRETED, arithmetic, check, check_weight, pick
+from stoker.backends.gpu.kernels.launch import (
+    INTERPRETED,
+    arithmetic,
+    check,
+    check_weight,
+    multiprocessors,
+    pick,
+)
 from stoker.backends.gpu.kernels.products import FP8, INT4, INT8, NVFP4, _unpack, e4m3
 from stoker.backends.gpu.packed import Kind, PackedWeight
 
@@ -114,30 +121,46 @@ def unpacked(weight: PackedWeight, scratch: Tensor) -> PackedWeight:
     return replace(weight, kind=Kind.BF16, packed=packed, scales=packed)
 
 
-def prefill_linear(x: Tensor, weight: PackedWeight, y: Tensor, scratch: Tensor, add: bool = False) -> None:
-    """x [T, in] bf16 times weight [out, in] into y [T, out], bf16 or fp32; or onto y, if `add`."""
+def prefill_linear(x: Tensor, weight: PackedWeight, y: Tensor, add: bool = False, row_scales: bool = False) -> None:
+    """x [T, in] bf16 times a bf16 weight [out, in] into y [T, out], bf16 or fp32; or onto y, if `add`. With
+    `row_scales` those of the weight are multiplied in."""
     tokens = x.shape[0]
     check("x", x, (tokens, weight.in_features), torch.bfloat16, x)
+    if weight.kind is not Kind.BF16:
+        raise ValueError(f"the weight must be unpacked to BF16, found {weight.kind.name}.")
     if y.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"y must be torch.bfloat16 or torch.float32, found {y.dtype}.")
     check("y", y, (tokens, weight.out_features), y.dtype, x)
-    scaled = weight.kind in (Kind.INT8, Kind.NVFP4)
-    weight = unpacked(weight, scratch)
-    shape = launch_shape(x.device)
+    shape = launch_shape(x.device, tokens, weight.rows)
     math = {key: value for key, value in arithmetic(x.device).items() if key != "PTX"}
     grid = (triton.cdiv(tokens, shape["M"]) * triton.cdiv(weight.rows, shape["N"]),)
     prefill_linear_kernel[grid](
         x, weight.packed, weight.row_scales, y, tokens, OUT=weight.out_features, ROWS=weight.rows,
-        IN=weight.in_features, ROW_SCALES=scaled, ADD=add, **shape, **math,
+        IN=weight.in_features, ROW_SCALES=row_scales, ADD=add, **shape, **math,
     )  # fmt: skip
 
 
 HOPPER = {"M": 128, "N": 256, "K": 64, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}
+HOPPER_FEW = (  # tried in this order, until there are as many programs as multiprocessors
+    HOPPER,
+    {"M": 128, "N": 128, "K": 64, "SUPER": SUPER, "num_warps": 8, "num_stages": 4},
+    {"M": 64, "N": 64, "K": 128, "SUPER": SUPER, "num_warps": 4, "num_stages": 4},
+    {"M": 64, "N": 32, "K": 128, "SUPER": SUPER, "num_warps": 4, "num_stages": 4},
+)
 LITTLE = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}  # 99 KB of shared memory
 AMD = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 2}
 SMALL = {"M": 64, "N": 128, "K": 128, "SUPER": 2}  # the interpreter's
 
 
-def launch_shape(device: torch.device) -> dict[str, Any]:
-    """One choice per kind of device. Tiles only say who computes what: K is walked in steps of one instruction."""
-    return SMALL if INTERPRETED else pick(device, HOPPER, LITTLE, AMD)
+def launch_shape(device: torch.device, tokens: int, rows: int) -> dict[str, Any]:
+    """Tiles only say who computes what: K is walked in steps of one instruction, whose kind is the same for all."""
+    if INTERPRETED:
+        return SMALL
+    shape = pick(device, HOPPER, LITTLE, AMD)
+    if shape is not HOPPER:
+        return shape
+    enough = multiprocessors(device)
+    for few in HOPPER_FEW:
+        if triton.cdiv(tokens, few["M"]) * triton.cdiv(rows, few["N"]) >= enough:
+            return few
+    return few

@@ -86,10 +86,11 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def choose_kernel(
-    logits_ptr, experts_ptr, weights_ptr, shared_ptr, tokens, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+    logits_ptr, experts_ptr, weights_ptr, shared_ptr, total_ptr, tokens, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     TOP_K: tl.constexpr, SHARED: tl.constexpr, RENORMALIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program p: the largest TOP_K of EXPERTS logits of ROWS rows, the lowest expert of equal ones, by softmax."""
+    """Program p: the largest TOP_K of EXPERTS logits of ROWS rows, the lowest expert of equal ones, by softmax. Rows
+    from the total on are not in use: they choose expert -1."""
     WIDTH: tl.constexpr = EXPERTS + 1 if SHARED else EXPERTS
     row, expert, ok = _rows(tokens, EXPERTS, PADDED, ROWS)
     there = row < tokens
@@ -109,8 +110,9 @@ def choose_kernel(
         if RENORMALIZE:
             total += likelihood
         found += (index, likelihood)
+    used = row < tl.load(total_ptr)
     for rank in tl.static_range(TOP_K):
-        tl.store(experts_ptr + row * TOP_K + rank, found[2 * rank], mask=there)
+        tl.store(experts_ptr + row * TOP_K + rank, tl.where(used, found[2 * rank], -1), mask=there)
         tl.store(weights_ptr + row * TOP_K + rank, found[2 * rank + 1] / total, mask=there)
     if SHARED:
         gate = tl.load(logits_ptr + row * WIDTH + EXPERTS, mask=there, other=0.0)
@@ -171,16 +173,18 @@ def combine(
     )  # fmt: skip
 
 
-def choose(logits: Tensor, choice: Choice, renormalize: bool, shared: bool) -> None:
-    """From fp32 router logits [T, E], with the shared expert's gate behind if `shared`."""
+def choose(logits: Tensor, choice: Choice, renormalize: bool, shared: bool, total: Tensor) -> None:
+    """From fp32 router logits [T, E], with the shared expert's gate behind if `shared`. `total` [1] int32: rows in use;
+    the others choose nothing."""
     tokens, width = logits.shape
     experts, top_k = width - int(shared), choice.experts.shape[1]
     check("logits", logits, (tokens, width), torch.float32, logits)
     check("choice.experts", choice.experts, (tokens, top_k), torch.int32, logits)
+    check("total", total, (1,), torch.int32, logits)
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be 1 to {experts}, found {top_k}.")
     choose_kernel[(triton.cdiv(tokens, CHOSEN),)](
-        logits, choice.experts, choice.weights, choice.shared, tokens, EXPERTS=experts,
+        logits, choice.experts, choice.weights, choice.shared, total, tokens, EXPERTS=experts,
         PADDED=triton.next_power_of_2(experts), TOP_K=top_k, SHARED=shared, RENORMALIZE=renormalize, ROWS=CHOSEN,
         num_warps=4, **FUSION,
     )  # fmt: skip
