@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stoker.cli.extras import need_server
+from stoker.cli.extras import DEVICES, need_server
 from stoker.cli.progress import error_console
 from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
@@ -77,17 +77,19 @@ def serve(
     prefix_cache: Annotated[
         float | None, typer.Option(help="GiB of recurrent states kept for repeated prompts.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:0 ...")] = "cpu",
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     self_test: Annotated[bool, typer.Option(help="Test the model and the drafter before serving.")] = True,
 ) -> None:
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
+    from stoker.backends.device import choose_device
     from stoker.server.config import ServerConfig
-    from stoker.server.lifecycle.memory_guard import check_device, read_memory
+    from stoker.server.lifecycle.memory_guard import read_memory
     from stoker.server.lifecycle.plan import plan_engine
     from stoker.server.lifecycle.run import serve as run
 
     directory = checkpoint_at(model)
+    chosen = choose_device(device)
     config = ServerConfig(
         directory=directory,
         names=tuple(served_model_name or (_name(model),)),
@@ -102,7 +104,7 @@ def serve(
         context=context,
         users=users,
         kv_dtype=kv_dtype,
-        device=device,
+        device=chosen.device,
         memory=_bytes(memory),
         reserve=_bytes(reserve),
         prefix_cache=_bytes(prefix_cache),
@@ -120,9 +122,9 @@ def serve(
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    check_device(config.device)
-    plan = plan_engine(config, read_memory(config.device))
     console = error_console()
+    console.print(chosen.said, markup=False)
+    plan = plan_engine(config, read_memory(config.device))
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
     if config.open_to_all and not no_key:
