@@ -78,6 +78,13 @@ def serve(
         float | None, typer.Option(help="GiB of recurrent states kept for repeated prompts.")
     ] = None,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    assume_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="For measuring: accept drafts unseen, so that a step emits this many tokens on average. The text is "
+            "then not the model's."
+        ),
+    ] = None,
     self_test: Annotated[bool, typer.Option(help="Test the model and the drafter before serving.")] = True,
 ) -> None:
     """Serve a model over HTTP, with a chat page at /."""
@@ -118,6 +125,7 @@ def serve(
         drain_timeout=drain_timeout,
         template_options=_object("--default-chat-template-kwargs", default_chat_template_kwargs),
         sampling=_object("--default-sampling", default_sampling),
+        assume_acceptance=assume_acceptance,
         self_test=self_test,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
@@ -127,6 +135,13 @@ def serve(
     plan = plan_engine(config, read_memory(config.device))
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
+    if assume_acceptance is not None:
+        warning = (
+            f"WARNING: acceptance assumed. Drafts are accepted unseen, {assume_acceptance:g} tokens a step on average: "
+            "the text is not the model's, and speeds hold for this acceptance alone."
+        )
+        logging.getLogger("stoker.server").warning("%s", warning.removeprefix("WARNING: "))
+        console.print(warning, style="bold red", highlight=False)
     if config.open_to_all and not no_key:
         console.print(
             f"WARNING: there is no API key, and --host {host} lets every machine that reaches this one use the model. "

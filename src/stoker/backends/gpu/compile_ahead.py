@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -101,6 +101,7 @@ def compile_ahead(
     if REFERENCES_ONLY:
         yield NothingToCompile()
         return
+    sizes = replace(sizes, assumed_tokens=None)  # which no kernel knows of
     folder = kernel_cache.kernel_folder()
     import triton
     from triton.runtime.driver import driver

@@ -80,6 +80,8 @@ async def ready(request: Request) -> Response:
         "percent": phase.percent,
         "eta_s": None if phase.eta_s is None else round(phase.eta_s, 1),
     }
+    if service.config.assume_acceptance is not None:
+        found["acceptance_assumed"] = service.config.assume_acceptance
     if service.ready:
         found["ready_s"] = None if supervisor.ready_s is None else round(supervisor.ready_s, 3)
         found["phases"] = [{**asdict(each), "seconds": round(each.seconds, 3)} for each in supervisor.start_phases]

@@ -92,7 +92,10 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
             f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
             "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
         )
-    sizes = EngineConfig(memory.pages, config.users, choice.depth, snapshots=memory.snapshots, kv_dtype=config.kv_dtype)
+    sizes = EngineConfig(
+        memory.pages, config.users, choice.depth, snapshots=memory.snapshots, kv_dtype=config.kv_dtype,
+        assumed_tokens=config.assume_acceptance,
+    )  # fmt: skip
     own = caches.own(sizes.pages, sizes.slots, sizes.snapshots)
     return Plan(sizes, context, memory, own, reading, reserve)
 
