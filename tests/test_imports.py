@@ -10,6 +10,7 @@ SOURCE = ROOT / "src"
 NETWORKS = ("stoker.backends.network", "stoker.backends.cpu", "stoker.backends.gpu")
 BY_NAME = (
     *("stoker.cli.", "stoker.weights.formats.", "stoker.engine.grammar.worker", "stoker.up.keeper"),
+    "stoker.backends.gpu.compile_worker",
     *("__main__", "__init__"),
 )
 

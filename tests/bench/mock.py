@@ -44,6 +44,7 @@ class Behaviour:
     usage_factor: float = 1.0  # how wrong it is
     continuous: bool = False
     speculation: bool = True  # per response
+    assumed: float | None = None  # tokens a step, if the server says that it accepts drafts unseen
     metrics: bool = False  # counters at /metrics
     foreign_tokens: int = 0  # that somebody else generates meanwhile
     tokenize: bool = True
@@ -220,6 +221,8 @@ class Mock:
             steps = len(truth.sent) - (how.first_chunk == 1)
             accepted = truth.tokens - 1 - steps
             last["metrics"] = {"speculative_decoding": {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted}}
+            if how.assumed is not None:
+                last["metrics"]["speculative_decoding"]["acceptance_assumed"] = how.assumed
         if len(last) > 1:
             await self._send(response, last)
         await response.write(b"data: [DONE]\n\n")

@@ -9,6 +9,7 @@ import pytest
 from stoker.bench import answer, measure, summary
 from stoker.bench.record import Document
 from stoker.bench.suites import Cell
+from stoker.report import figures
 from tests.bench.drive import bench, check
 from tests.bench.mock import Behaviour, Mock, VirtualClock
 
@@ -103,6 +104,17 @@ def test_where_steps_come_from_is_said():
     ):
         found, _ = measured(CASES[name], rounds=1)
         assert found.workloads[0].steps_source == source, name
+
+
+def test_assumed_acceptance_is_named_wherever_a_figure_of_it_is_shown():
+    found, _ = measured(Behaviour(assumed=2.6, per_chunk=MANY), rounds=1)
+    row = found.workloads[0]
+    assert row.steps_source == "response, acceptance assumed"
+    assert "tokens per step (acceptance assumed)" in found.headline.text
+    assert any(line.startswith(f"Acceptance assumed on {row.name}") for line in found.warnings)
+    assert any(cell.endswith(" assumed") for cell in figures.cells(row, False))
+    found, _ = measured(Behaviour(per_chunk=MANY), rounds=1)
+    assert not any("assumed" in text for text in (found.headline.text, *found.warnings))
 
 
 def test_counters_that_saw_somebody_elses_tokens_are_not_believed():

@@ -1,33 +1,19 @@
 """From a checkpoint, or a model that is loaded, to the backend for its device, and the drafter asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from stoker.backends.network.decoder import Decoder
+import torch
+
 from stoker.backends.network.load import load_model
+from stoker.backends.progress import PACKING, READING, Report, silent
 from stoker.engine.backend import Backend
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DraftChoice
 from stoker.speculate.drafter import Drafter
+from stoker.weights.model_config import ModelConfig
 from stoker.weights.reader import Progress
-
-
-def build_backend(
-    model: Decoder,
-    engine: EngineConfig,
-    draft: DraftChoice,
-    directory: Path,
-    report: Callable[[str], None] = lambda phase: None,
-) -> tuple[Backend, Drafter | None]:
-    """`report` is told of each phase. Dense models have no kernels on the GPU and run the CPU's operations there."""
-    if model.embed_tokens.weight.is_cuda and model.config.moe is not None:
-        from stoker.backends.gpu.build import gpu_backend
-
-        report("kernels")
-        return gpu_backend(model, engine, draft, directory)
-    from stoker.backends.cpu.build import cpu_backend
-
-    return cpu_backend(model, engine, draft, directory, report)
 
 
 def load_backend(
@@ -35,9 +21,33 @@ def load_backend(
     device: str,
     engine: EngineConfig,
     draft: DraftChoice,
-    report: Callable[[str], None],
-    progress: Progress,
+    report: Report = silent,
 ) -> tuple[Backend, Drafter | None, Sequence[str]]:
-    """With notes on what was not used of the checkpoint. `progress` is that of `load_model`."""
-    loaded = load_model(directory, device=device, progress=progress)
-    return *build_backend(loaded.model, engine, draft, directory, report), loaded.notes
+    """With notes on what was not used of the checkpoint. `report` is told of each phase. Dense models have no kernels
+    on the GPU and run the CPU's operations there."""
+    if torch.device(device).type != "cuda" or ModelConfig.load(directory).moe is None:
+        from stoker.backends.cpu.build import cpu_backend
+
+        loaded = load_model(directory, device=device, progress=reading(report))
+        return *cpu_backend(loaded.model, engine, draft, directory, report), loaded.notes
+    from stoker.backends.gpu.build import gpu_backend
+    from stoker.backends.gpu.compile_ahead import compile_ahead
+
+    with ExitStack() as stack:
+        kernels = stack.enter_context(compile_ahead(directory, torch.device(device), engine, draft))
+        loaded = load_model(directory, device=device, progress=reading(report))
+        found = gpu_backend(loaded.model, engine, draft, directory, report=report, kernels=kernels)
+    return *found, loaded.notes
+
+
+def reading(report: Report) -> Progress:
+    """The progress of `load_model`, which reads all weights and then packs them where a CPU computes with them."""
+    phase = READING
+
+    def progress(done: int, total: int) -> None:
+        nonlocal phase
+        report(phase, done, total)
+        if done == total:
+            phase = PACKING
+
+    return progress

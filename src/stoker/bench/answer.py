@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.bench.record import Failure
 from stoker.bench.wire import Exchange, json_events
+from stoker.speculate.assumed import LABEL
 
 MESSAGE_LIMIT = 2000  # characters kept of a server's error
 
@@ -161,7 +162,8 @@ def steps(answer: Answer) -> tuple[int | None, str]:
     if found is not None and isinstance(found.get("num_accepted_draft_tokens"), int):
         # steps without drafts are not among num_spec_steps; drafts cut off by a stop are among the accepted
         drafted = int(found.get("num_spec_steps") or 0)
-        return max(drafted, after_first - found["num_accepted_draft_tokens"], 0), "response"
+        source = f"response, {LABEL}" if found.get("acceptance_assumed") is not None else "response"
+        return max(drafted, after_first - found["num_accepted_draft_tokens"], 0), source
     return len(answer.chunks) - 1, "chunks (estimate)"
 
 

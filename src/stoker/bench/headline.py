@@ -7,6 +7,7 @@ from stoker.bench import agent
 from stoker.bench.record import Client, Headline, Request, ServerFacts, Turn, Workload
 from stoker.bench.stats import median
 from stoker.bench.summary import cold_and_warm, known, named, noise_of
+from stoker.speculate.assumed import LABEL
 
 SHORT_ANSWER = 32  # tokens; below, a decode speed says little
 OVERHEAD_LIMIT = 0.05
@@ -71,6 +72,12 @@ def warnings(
         )
     elif any("estimate" in w.steps_source for w in found):
         lines.append("Steps are estimated as one per chunk: the server reports no speculation statistics.")
+    assumed = [named(w, many) for w in found if LABEL in w.steps_source]
+    if assumed:
+        lines.append(
+            f"Acceptance assumed on {', '.join(assumed)}: the server accepts drafts unseen (--assume-acceptance), so "
+            "the text is not the model's, and the speeds hold for that acceptance alone."
+        )
     doubts = Counter(note.split(":")[1].strip() for r in requests for note in r.notes if ":" in note)
     example = next((note for r in requests for note in r.notes), "")
     for what, count in doubts.items():
@@ -121,7 +128,8 @@ def _sentence(server: str, found: Sequence[Workload], points: Sequence[Turn], na
         parts += [f"{point.seconds.p50:.2f} s per agent turn at {_thousands(point.history_tokens)}" for point in here]
     accepted = median(known(w.accepted_per_step for w in general + agents))
     if accepted is not None and accepted > 1.005:
-        parts.append(f"{accepted:.2f} tokens per step")
+        assumed = any(LABEL in w.steps_source for w in general + agents)
+        parts.append(f"{accepted:.2f} tokens per step" + (f" ({LABEL})" if assumed else ""))
     many = [w for w in found if w.server == server and w.concurrency > 1 and w.quality_ok and w.aggregate_tokens_per_s]
     if many:
         busiest = max(many, key=lambda w: w.aggregate_tokens_per_s or 0.0)

@@ -128,7 +128,7 @@ def counter_gain(before: dict[str, float], after: dict[str, float]) -> CounterGa
 def spread_metric_steps(requests: Sequence[Request], gained: CounterGain | None) -> None:
     """If only the server's counters know of speculation, share the round's steps among its requests by tokens."""
     answered = [r for r in requests if r.failure is None and r.steps is not None]
-    if gained is None or not answered or any(r.steps_source == "response" for r in requests):
+    if gained is None or not answered or any(r.steps_source.startswith("response") for r in requests):
         return
     tokens = sum(r.completion_tokens or 0 for r in requests)
     after_first = {id(r): sum(r.chunk_tokens) - 1 for r in answered}

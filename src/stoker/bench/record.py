@@ -51,7 +51,7 @@ class Request(Record):
     decode_tokens_per_s: float | None
     end_to_end_tokens_per_s: float | None
     steps: Annotated[int | None, Meta(description="forward passes after the first token")]
-    steps_source: Annotated[str, Meta(description="response, metrics, chunks (estimate), none")]
+    steps_source: Annotated[str, Meta(description="response, metrics, chunks (estimate), none; or acceptance assumed")]
     steps_per_s: float | None
     accepted_per_step: Annotated[float | None, Meta(description="tokens emitted per step, drafts and the model's own")]
     finish_reason: str

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.extras import need_engine
-from stoker.cli.progress import byte_progress, error_console, output_console
+from stoker.cli.extras import DEVICES, need_engine
+from stoker.cli.progress import error_console, output_console, phase_progress
 from stoker.demo import checkpoint_at
 from stoker.errors import EngineError, RequestError, StokerError
 from stoker.speculate.choice import FORMS, DraftChoice
@@ -47,10 +47,12 @@ def chat(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "none",
     context: Annotated[int, typer.Option(help="Tokens of conversation to make room for.")] = 8192,
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     no_think: Annotated[bool, typer.Option("--no-think", help="Ask the model to answer without thinking.")] = False,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /help shows what else can be typed."""
     need_engine()
+    from stoker.backends.device import choose_device
     from stoker.backends.family import PAGE_SIZE
     from stoker.cli.conversation import Conversation
     from stoker.engine.config import EngineConfig
@@ -63,6 +65,8 @@ def chat(
 
     directory = checkpoint_at(model)
     choice = DraftChoice.parse(draft)
+    chosen = choose_device(device)
+    error_console().print(chosen.said, markup=False)
     config = ModelConfig.load(directory)
     sampling = Sampling(
         max_tokens=max_tokens,
@@ -75,7 +79,7 @@ def chat(
     context = min(context, config.max_positions)
     engine_config = EngineConfig(pages=-(-context // PAGE_SIZE), slots=1, max_depth=choice.depth, snapshots=SNAPSHOTS)
     bar = LoadingBar()
-    with EngineProcess(EngineSpec(directory, engine_config, choice), bar.on_loading) as engine:
+    with EngineProcess(EngineSpec(directory, engine_config, choice, chosen.device), bar.on_loading) as engine:
         tokenizer = Tokenizer(directory)  # while the engine loads
         depth = AUTO if choice.adaptive else choice.depth
         conversation = Conversation(engine, tokenizer, sampling, context, depth, system, not no_think)
@@ -98,17 +102,13 @@ class LoadingBar:
     def wait(self, engine: "EngineProcess") -> None:
         """Waits until the engine is ready. Raises the error with which loading failed."""
         console = error_console()
-        with byte_progress(console) as bar:
-            task = bar.add_task("starting", total=None)
+        with phase_progress(console) as show:
             while True:
                 with suppress(TimeoutError):
                     ready = engine.ready.result(0.1)
                     break
                 if self._latest:
-                    description = f"loading {self._latest.phase}"
-                    bar.update(
-                        task, description=description, completed=self._latest.done, total=self._latest.total or None
-                    )
+                    show(self._latest)
         self._latest = None
         for note in ready.notes:
             console.print(f"note: {note}", markup=False)

@@ -1,4 +1,4 @@
-"""Checks that optional dependencies are installed, and names the command that installs them."""
+"""What commands share that run a model: the option for the device, and checks that what they need is installed."""
 
 import shlex
 import sys
@@ -11,6 +11,9 @@ from stoker.errors import DependencyError
 
 ENGINE = ("torch", "huggingface_hub", "tokenizers", "transformers")
 SERVER = (*ENGINE, "fastapi", "llguidance", "prometheus_client", "uvicorn")
+
+
+DEVICES = "Where the model runs: auto (a GPU if one can be used, else the CPU), cpu, cuda, cuda:0 ..."
 
 
 def need_engine() -> None:

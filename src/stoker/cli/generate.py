@@ -3,18 +3,18 @@
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.extras import need_engine
-from stoker.cli.progress import byte_progress, error_console
+from stoker.cli.extras import DEVICES, need_engine
+from stoker.cli.progress import error_console, phase_progress
 from stoker.demo import checkpoint_at
 from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
-    from stoker.backends.network.load import Loaded
+    from stoker.engine.engine import Engine
+    from stoker.engine.worker.spec import Buildable
 
 
 def generate(
@@ -28,33 +28,36 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "none",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Continue a text, or answer a message with --chat."""
     need_engine()
-    from stoker.backends.build import build_backend
+    from stoker.backends.device import choose_device
     from stoker.backends.family import PAGE_SIZE
-    from stoker.engine.config import check_request
-    from stoker.engine.engine import Engine, EngineConfig
+    from stoker.engine.config import EngineConfig, check_request
     from stoker.engine.request import AUTO
     from stoker.engine.tokenizer import Tokenizer
+    from stoker.engine.worker.spec import EngineSpec
     from stoker.sampling.settings import Sampling
+    from stoker.weights.model_config import ModelConfig
 
     directory = checkpoint_at(model)
     sampling = Sampling(  # validates the numbers before anything is loaded
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ())
     )
     choice = DraftChoice.parse(draft)
-    loaded = load_with_progress(directory)
+    chosen = choose_device(device)
+    error_console().print(chosen.said, markup=False)
+    model_config = ModelConfig.load(directory)
     tokenizer = Tokenizer(directory)
-    sampling = replace(sampling, stop_ids=loaded.config.eos_token_ids)
+    sampling = replace(sampling, stop_ids=model_config.eos_token_ids)
     ids = tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
-    check_request(loaded.config, ids, sampling)
+    check_request(model_config, ids, sampling)
 
     pages = -(-(len(ids) + max_tokens) // PAGE_SIZE)
     config = EngineConfig(pages=pages, slots=1, max_depth=choice.depth)
-    backend, drafter = build_backend(loaded.model, config, choice, directory)
-    engine = Engine(config, backend, drafter, tokenizer.backend)
+    engine = _built(EngineSpec(directory, config, choice, chosen.device))
     engine.submit(ids, sampling, AUTO if choice.adaptive else choice.depth)
 
     prefill_s = decode_s = 0.0
@@ -102,14 +105,11 @@ def generate(
     )
 
 
-def load_with_progress(directory: Path) -> "Loaded":
-    """Loads the model with a progress bar, and prints its notes."""
-    from stoker.backends.network.load import load_model
-
+def _built(spec: "Buildable") -> "Engine":
+    """The engine, made under a progress bar; prints its notes."""
     console = error_console()
-    with byte_progress(console) as bar:
-        task = bar.add_task("loading", total=None)
-        loaded = load_model(directory, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    for note in loaded.notes:
+    with phase_progress(console) as show:
+        built = spec.build(show)
+    for note in built.notes:
         console.print(f"note: {note}", markup=False)
-    return loaded
+    return built.engine

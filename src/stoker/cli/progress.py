@@ -6,6 +6,8 @@ rich is imported where something is printed, so that --json does not wait for it
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from stoker.errors import RequestError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from stoker.engine.worker.messages import Loading
 
 
 def output_console() -> "Console":
@@ -72,3 +76,30 @@ def byte_progress(console: "Console") -> "Progress":
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def phase_progress(console: "Console") -> "Iterator[Callable[[Loading], None]]":
+    """A progress bar of an engine that is being built: call what it gives with each phase as it goes on."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("starting", total=None, amount="")
+        phase = ""
+
+        def show(loading: "Loading") -> None:
+            nonlocal phase
+            if phase != loading.phase:
+                phase = loading.phase
+                bar.reset(task, total=None)
+            bar.update(
+                task,
+                description=phase,
+                completed=loading.done,
+                total=loading.total or None,
+                amount=loading.amount,
+            )
+
+        yield show

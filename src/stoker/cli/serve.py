@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stoker.cli.extras import need_server
+from stoker.cli.extras import DEVICES, need_server
 from stoker.cli.progress import error_console
 from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
@@ -83,17 +83,26 @@ def serve(
     prefix_cache: Annotated[
         float | None, typer.Option(help="GiB of recurrent states kept for repeated prompts.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:0 ...")] = "cpu",
+    device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
+    assume_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="For measuring: accept drafts unseen, so that a step emits this many tokens on average. The text is "
+            "then not the model's."
+        ),
+    ] = None,
     self_test: Annotated[bool, typer.Option(help="Test the model and the drafter before serving.")] = True,
 ) -> None:
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
+    from stoker.backends.device import choose_device
     from stoker.server.config import ServerConfig
-    from stoker.server.lifecycle.memory_guard import check_device, read_memory
+    from stoker.server.lifecycle.memory_guard import read_memory
     from stoker.server.lifecycle.plan import plan_engine
     from stoker.server.lifecycle.run import serve as run
 
     directory = checkpoint_at(model)
+    chosen = choose_device(device)
     config = ServerConfig(
         directory=directory,
         names=tuple(served_model_name or (_name(model),)),
@@ -108,7 +117,7 @@ def serve(
         context=context,
         users=users,
         kv_dtype=kv_dtype,
-        device=device,
+        device=chosen.device,
         memory=_bytes(memory),
         reserve=_bytes(reserve),
         prefix_cache=_bytes(prefix_cache),
@@ -123,15 +132,23 @@ def serve(
         drain_timeout=drain_timeout,
         template_options=_object("--default-chat-template-kwargs", default_chat_template_kwargs),
         sampling=_object("--default-sampling", default_sampling),
+        assume_acceptance=assume_acceptance,
         self_test=self_test,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    check_device(config.device)
-    plan = plan_engine(config, read_memory(config.device))
     console = error_console()
+    console.print(chosen.said, markup=False)
+    plan = plan_engine(config, read_memory(config.device))
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
+    if assume_acceptance is not None:
+        warning = (
+            f"WARNING: acceptance assumed. Drafts are accepted unseen, {assume_acceptance:g} tokens a step on average: "
+            "the text is not the model's, and speeds hold for this acceptance alone."
+        )
+        logging.getLogger("stoker.server").warning("%s", warning.removeprefix("WARNING: "))
+        console.print(warning, style="bold red", highlight=False)
     if config.open_to_all and not no_key:
         console.print(
             f"WARNING: there is no API key, and --host {host} lets every machine that reaches this one use the model. "

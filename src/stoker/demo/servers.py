@@ -48,7 +48,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 class _Server:
     def __init__(self, draft: str) -> None:
         self._draft = draft
-        command = [*STOKER, "serve", "--model", "demo", "--port", "0", "--draft", draft, "--users", "4"]
+        command = [*STOKER, "serve", "--model", "demo", "--port", "0", "--draft", draft]
+        command += ["--users", "4", "--device", "cpu"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
         )

@@ -24,6 +24,7 @@ class EngineConfig:
     snapshot_interval: int = 1024  # tokens from one to the next, a multiple of 64
     cache_generated: bool = True  # whether snapshots are also taken in generated text
     kv_dtype: str | None = None  # how keys and values are stored, of KV_DTYPES; None: as the model computes
+    assumed_tokens: float | None = None  # a step's mean if drafts are accepted unseen (speculate/assumed.py)
 
     def __post_init__(self) -> None:
         for name, least in (("pages", 1), ("slots", 1), ("max_depth", 0), ("snapshots", 0)):

@@ -26,6 +26,7 @@ from stoker.errors import RequestError
 from stoker.sampling.mask import RemoteMask, TokenMask, wait_for
 from stoker.sampling.sampler import Past
 from stoker.sampling.settings import Sampling, are_whole
+from stoker.speculate.assumed import AssumedAcceptance
 from stoker.speculate.drafter import Drafter
 
 # How long a step waits for the next of its grammar masks, which take 0.1 ms or so; later ones miss the step. The second
@@ -122,6 +123,9 @@ class Engine:
             snapshots_at=self.scheduler.prefixes.wanted(prompt, boundaries),
             submitted_at=time.perf_counter(),
         )
+        request.stats.assumed_tokens = assumed = self.config.assumed_tokens
+        if assumed is not None and mask is None:  # what a grammar allows is looked at
+            request.assumed = AssumedAcceptance(assumed, request.id)
         self._next_id += 1
         self.scheduler.add(request)
         return request.id

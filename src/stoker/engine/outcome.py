@@ -23,10 +23,16 @@ def settle(entries: Sequence[StepTokens], choices: Choices) -> tuple[Emitted, li
     for entry, first in zip(entries, choices.firsts, strict=True):
         request, count = entry.request, len(entry.known)
         if entry.verifies:
-            tokens = accept(entry.drafts, choices.tokens[first : first + len(entry.drafts) + 1])
+            targets = choices.tokens[first : first + len(entry.drafts) + 1]
+            assumed = None
+            if request.assumed is None:
+                tokens = accept(entry.drafts, targets)
+            else:
+                assumed = request.assumed.accept(len(entry.drafts))
+                tokens = [*entry.drafts[:assumed], targets[assumed]]
             event = emit(request, tokens, choices.logits, first)
             if entry.drafts:
-                event = replace(event, drafts=tuple(entry.drafts), forced=entry.forced)
+                event = replace(event, drafts=tuple(entry.drafts), forced=entry.forced, assumed=assumed)
             emitted.append((request, event))
             count = len(event.tokens)  # a stop among them cuts it short
             _count(entry, right=min(count, len(tokens) - 1))

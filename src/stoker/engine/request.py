@@ -11,6 +11,7 @@ from stoker.errors import CheckpointError, RequestError, StokerError
 from stoker.sampling.mask import RemoteMask, TokenMask
 from stoker.sampling.sampler import Extended, Past
 from stoker.sampling.settings import Sampling
+from stoker.speculate.assumed import AssumedAcceptance
 
 AUTO: Literal["auto"] = "auto"  # a depth that the depth controller chooses anew each step
 Depth = int | Literal["auto"]
@@ -50,6 +51,7 @@ class Stats:
     drafted_at: list[int] = field(default_factory=list)  # drafts verified at each place of a block ...
     accepted_at: list[int] = field(default_factory=list)  # ... and those of them that were right
     depths: dict[int, int] = field(default_factory=dict)  # steps by number of drafts
+    assumed_tokens: float | None = None  # the mean of a step, if drafts are accepted unseen
     preemptions: int = 0
     queue_s: float = 0.0  # until first admitted
     prefill_s: float = 0.0  # from there to the first token
@@ -76,6 +78,7 @@ class Event:
     finish: Finish | None = None
     drafts: tuple[int, ...] = ()  # verified by the step; those that begin `tokens` were right
     forced: bool = False  # the drafts are what a mask left no choice about
+    assumed: int | None = None  # so many of the drafts were accepted unseen
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # with the first token, if asked for; not of prompt[0]
     stop: str | None = None  # the stop string that ended it
@@ -103,6 +106,7 @@ class Request:
     mask: TokenMask | None = None
     text: TextStream | None = None  # only where stop strings must be found
     past: Past | None = None  # only where penalties ask for it
+    assumed: AssumedAcceptance | None = None  # only where acceptance is not to be looked at
     snapshots_at: list[int] = field(default_factory=list)  # prompt positions whose state is worth keeping
     stepped: Stretches | None = (
         None  # parts of the prompt to compute as steps: generated earlier. None: not settled yet

@@ -2,6 +2,7 @@
 
 from stoker.bench.record import Difference, Document, Workload
 from stoker.bench.summary import cold_and_warm, named, noise_of, title
+from stoker.speculate.assumed import LABEL
 
 HEADS = ("workload", "in", "out", "TTFT s", "p95", "decode tok/s", "±", "e2e tok/s", "steps/s", "tok/step", "ok")
 WIDE = ("in", "p95", "e2e tok/s")  # columns a narrow terminal goes without
@@ -21,9 +22,16 @@ def cells(row: Workload, two_servers: bool) -> tuple[str, ...]:
         plus_minus(row),
         number(row.end_to_end_tokens_per_s, 1),
         number(row.steps_per_s, 1) + ("*" if "estimate" in row.steps_source and row.steps_per_s else ""),
-        number(row.accepted_per_step, 2) + ("*" if "estimate" in row.steps_source and row.accepted_per_step else ""),
+        _accepted(row),
         done + ("" if row.quality_ok else " !"),
     )
+
+
+def _accepted(row: Workload) -> str:
+    if not row.accepted_per_step:
+        return number(row.accepted_per_step, 2)
+    mark = " assumed" if LABEL in row.steps_source else "*" if "estimate" in row.steps_source else ""
+    return number(row.accepted_per_step, 2) + mark
 
 
 def compared_cells(row: Difference) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from stoker.engine.config import KV_DTYPES
 from stoker.errors import RequestError, brief
 from stoker.sampling.settings import SAMPLED, Sampling, is_usable
+from stoker.speculate.assumed import check_assumed
 from stoker.speculate.choice import DraftChoice
 
 MIB = 1 << 20
@@ -29,6 +30,7 @@ class ServerConfig:
     context: int | None = None  # most tokens of one request; None: as many as the model and memory allow
     users: int = 8  # requests computed at the same time
     kv_dtype: str | None = None
+    assume_acceptance: float | None = None  # tokens a step is to emit, its drafts accepted unseen; None: the truth
     device: str = "cpu"
     prompt_pause: float = 0.2  # s that the prompts of a step may keep running answers waiting
     queue: int = 64  # requests that may wait in addition to those that run
@@ -47,7 +49,7 @@ class ServerConfig:
     self_test: bool = True
 
     def __post_init__(self) -> None:
-        DraftChoice.parse(self.draft)
+        check_assumed(self.assume_acceptance, DraftChoice.parse(self.draft))
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RequestError(f"--kv-dtype is {self.kv_dtype!r}, expected {', '.join(KV_DTYPES)}.")
         for name, least in (("users", 1), ("queue", 0), ("port", 0), ("max_body", 1024), ("max_messages", 1)):

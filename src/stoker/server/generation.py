@@ -49,6 +49,7 @@ class Delta(NamedTuple):  # one per step and request: cheaper to create than a f
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     drafts: tuple[int, ...] = ()
     forced: bool = False
+    assumed: int | None = None  # drafts accepted unseen
     finish: Finish | None = None
     stop: str | None = None
     stats: Stats | None = None
@@ -56,7 +57,7 @@ class Delta(NamedTuple):  # one per step and request: cheaper to create than a f
     @property
     def accepted(self) -> int:
         """How many of the drafts were accepted."""
-        return count_accepted(self.drafts, self.tokens)
+        return count_accepted(self.drafts, self.tokens) if self.assumed is None else self.assumed
 
 
 def count_accepted(drafts: tuple[int, ...], tokens: tuple[int, ...]) -> int:
@@ -172,6 +173,7 @@ class Generation:
             event.prompt_logprobs,
             event.drafts,
             event.forced,
+            event.assumed,
             event.finish,
             event.stop,
             event.stats,

@@ -102,7 +102,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _drafted(self, event: Event) -> None:
-        accepted = count_accepted(event.drafts, event.tokens)
+        accepted = count_accepted(event.drafts, event.tokens) if event.assumed is None else event.assumed
         if event.forced:
             self.forced.inc(accepted)
             return

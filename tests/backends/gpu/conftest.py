@@ -1,3 +1,3 @@
-from tests.backends.gpu.kernels.conftest import interpreter
+from tests.backends.gpu.kernels.conftest import compiler, interpreter
 
-__all__ = ["interpreter"]
+__all__ = ["compiler", "interpreter"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.backends.progress import CACHES, DRAFTER, PACKING, READING
 from stoker.engine.worker.client import Stream
 from stoker.engine.worker.messages import Loading
 from stoker.engine.worker.process import EngineProcess
@@ -29,9 +30,11 @@ def test_loading_is_reported_by_phase_and_percent(engine: EngineProcess, heard: 
     ready = engine.ready.result(PATIENCE_S)
     assert (ready.pid, ready.config.vocab_size) == (engine.pid, 512)
     phases = {loading.phase: [one.percent for one in heard if one.phase == loading.phase] for loading in heard}
-    assert [phase for phase in phases if phase != "packing"] == ["weights", "drafter", "caches"]
-    assert phases["weights"][0] is None  # before it is known how much there is
-    assert phases["weights"][-1] == 100
+    assert [phase for phase in phases if phase != PACKING] == [READING, DRAFTER, CACHES]
+    assert phases[READING][0] is None  # before it is known how much there is
+    assert phases[READING][-1] == 100
+    assert [phase.name for phase in ready.phases] == ["starting", *phases]
+    assert all(phase.seconds >= 0 for phase in ready.phases)
     for shares in phases.values():
         known = [share for share in shares if share is not None]
         assert known == sorted(set(known))

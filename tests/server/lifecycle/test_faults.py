@@ -27,7 +27,8 @@ def faulty() -> Iterator[Running]:
     server = Running(*given, "--drain-timeout", "8", module="tests.server.faulty")
     try:
         _said_while_loading(server)
-        yield server.wait()
+        _said_when_ready(server.wait())
+        yield server
     finally:
         server.stop()
 
@@ -37,9 +38,21 @@ def _said_while_loading(server: Running) -> None:
     loading, refused = server.get("/ready"), server.post("/v1/chat/completions", chat_body())
     assert (loading.status_code, refused.status_code, server.get("/health").status_code) == (503, 503, 200)
     assert set(loading.json()) == {"ready", "phase", "detail", "percent", "eta_s"}
+    assert loading.json()["phase"] in ("starting", "loading")
     assert int(loading.headers["retry-after"]) > 0
     assert int(refused.headers["retry-after"]) > 0
     assert "not loaded yet" in refused.json()["error"]["message"]
+
+
+def _said_when_ready(server: Running) -> None:
+    """How long each phase took; together they are the whole start."""
+    found = server.get("/ready").json()
+    names = [phase["name"] for phase in found["phases"]]
+    assert names[:3] == ["planning", "starting the engine", "starting"]
+    assert names[-1] == "self-test"
+    assert "reading weights" in names
+    assert found["ready_s"] == pytest.approx(sum(phase["seconds"] for phase in found["phases"]), abs=0.01)
+    assert any("ready after" in line and "self-test" in line for line in server.log.splitlines())
 
 
 @pytest.fixture

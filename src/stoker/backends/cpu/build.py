@@ -1,6 +1,5 @@
 """From a loaded model to what an engine runs on: its caches, and the drafter asked for."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from stoker.backends.cpu.backend import CpuBackend
@@ -9,6 +8,7 @@ from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_drafter
 from stoker.backends.network.low_bits import lower_all
+from stoker.backends.progress import CACHES, DRAFTER, Report, silent
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DRAFTER_FOLDER, LIMITS, DraftChoice
 from stoker.speculate.dflash import DFlashDrafter
@@ -24,12 +24,12 @@ def cpu_backend(
     engine: EngineConfig,
     draft: DraftChoice,
     directory: Path,
-    report: Callable[[str], None] = lambda phase: None,
+    report: Report = silent,
 ) -> tuple[CpuBackend, Drafter | None]:
     """Weights asked for in fewer bits replace those of the model's MTP head."""
     choice = draft.resolved(model.mtp is not None, directory)
     if choice.kinds:
-        report("drafter")
+        report(DRAFTER)
     network: CpuMtp | CpuDFlash | None = None
     drafters: list[Drafter] = []
     for kind in choice.kinds:
@@ -42,7 +42,7 @@ def cpu_backend(
         else:
             network = _dflash(model, engine, choice, directory)
             drafters.append(DFlashDrafter(network, depth))
-    report("caches")
+    report(CACHES)
     return CpuBackend(model, engine, network), combine(drafters)
 
 

@@ -6,6 +6,7 @@ also brings how many experts were touched.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from stoker.backends.gpu.step import Step
 from stoker.backends.gpu.weights import StepWeights
 from stoker.backends.memory import tensor_bytes
 from stoker.backends.network.cache import FP8
+from stoker.backends.progress import RECORDING, Report, silent
 from stoker.engine.backend import Choices
 from stoker.engine.config import EngineConfig
 from stoker.engine.step import Chunk, StepTokens, split_rows
@@ -104,6 +106,7 @@ class GpuBackend:
         weights: StepWeights,
         step_bytes: StepBytes,
         network: Network | None = None,
+        report: Report = silent,
     ) -> None:
         """Allocates what steps need and records every bucket; nothing of that happens later."""
         self.model, self.engine, self.weights, self.step_bytes, self.network = (
@@ -125,7 +128,7 @@ class GpuBackend:
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=device)
         self._counted = (0, 0.0)  # of the last step: tokens, and experts a layer read
         longest = min(model.max_positions, engine.pages * PAGE_SIZE)
-        recorder = Recorder(device)
+        recorder = Recorder(device, later=True)
         self._buckets = step_buckets(engine.slots, engine.window, longest)
         self.programs = self._programs(recorder)
         if network:
@@ -133,6 +136,7 @@ class GpuBackend:
         self.prompts = Prompts(
             model, engine, weights, self.cache, self.snapshots, network, self.tables, longest, recorder
         )
+        recorder.finish(partial(report, RECORDING))
         self.graphs = recorder.count
         self._last: tuple[Program, list[int]] | None = None  # program and slots of the last forward, if it was a step
 

@@ -1,6 +1,9 @@
 """From a model on the GPU to what an engine runs on: its weights packed in place, and the drafter asked for."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.gpu.backend import GpuBackend
@@ -11,6 +14,7 @@ from stoker.backends.network.count import step_bytes
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_drafter
 from stoker.backends.network.low_bits import lower_all
+from stoker.backends.progress import COMPILING, DRAFTER, PACKING, Report, silent
 from stoker.backends.reference import REFERENCES_ONLY
 from stoker.engine.config import EngineConfig
 from stoker.errors import ConfigError, RequestError
@@ -22,11 +26,24 @@ from stoker.speculate.mtp import MtpDrafter
 from stoker.weights.model_config import ModelConfig
 
 
+class Kernels(Protocol):
+    """Kernels that are being compiled."""
+
+    def wait(self, progress: Callable[[int, int], object]) -> None:
+        """Until they are; `progress` is told how many of them are done, and how many there are."""
+
+
 def gpu_backend(
-    model: Decoder, engine: EngineConfig, draft: DraftChoice, directory: Path, weights: StepWeights | None = None
+    model: Decoder,
+    engine: EngineConfig,
+    draft: DraftChoice,
+    directory: Path,
+    weights: StepWeights | None = None,
+    report: Report = silent,
+    kernels: Kernels | None = None,
 ) -> tuple[GpuBackend, Drafter | None]:
     """The model's layers are handed over: afterwards it has only its embedding. Not so if `weights` are packed already,
-    for several engines on one model."""
+    for several engines on one model. `kernels` are being compiled, and waited for before they are launched."""
     config = model.config
     _check(config, engine, draft)
     if REFERENCES_ONLY:
@@ -39,7 +56,7 @@ def gpu_backend(
     if weights is None:
         if choice.weights and "mtp" in choice.kinds and model.mtp is not None:
             lower_all(model.mtp, choice.weights)
-        weights = pack_decoder(model, positions, release=True)
+        weights = pack_decoder(model, positions, release=True, progress=partial(report, PACKING))
     network: GpuMtp | GpuDFlash | None = None
     drafters: list[Drafter] = []
     for kind in choice.kinds:
@@ -50,9 +67,12 @@ def gpu_backend(
             network = GpuMtp(config, weights, engine.pages, engine.slots, depth)
             drafters.append(MtpDrafter(network, depth))
         else:
+            report(DRAFTER)
             network = _dflash(model, engine, choice, directory, weights, depth, positions)
             drafters.append(DFlashDrafter(network, depth))
-    return GpuBackend(config, engine, weights, read, network), combine(drafters)
+    if kernels is not None:
+        kernels.wait(partial(report, COMPILING))
+    return GpuBackend(config, engine, weights, read, network, report), combine(drafters)
 
 
 def _dflash(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.backends.gpu.kernels import launch
 from stoker.backends.reference import REFERENCES_ONLY
 
 
@@ -18,14 +19,14 @@ class Recorded:
     of what its body works on: without the body that memory might be anyone's."""
 
     def __init__(self, bodies: Sequence[Callable[[], None]]) -> None:
-        self._bodies = bodies
+        self.bodies = bodies
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self) -> None:
         for graph in self.graphs:
             graph.replay()
         if not self.graphs:
-            for body in self._bodies:
+            for body in self.bodies:
                 body()
 
 
@@ -42,8 +43,11 @@ def _no_collection() -> Iterator[None]:
 
 
 class Recorder:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, later: bool = False) -> None:
+        """`later`: nothing is recorded before `finish`, which can then say how much there is of it."""
         gc.collect()  # graphs of an engine that is no more, and their memory
+        self._later = later
+        self._waiting: list[Recorded] = []
         self._device = device
         self._graphs = device.type == "cuda" and not REFERENCES_ONLY  # which look at numbers on the host
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
@@ -55,19 +59,33 @@ class Recorder:
         it: a short first body is computed while the second is launched."""
         self.count += 1
         recorded = Recorded(bodies)
-        if not self._graphs:
-            return recorded
+        self._waiting.append(recorded)
+        if not self._later:
+            self.finish()
+        return recorded
+
+    def finish(self, progress: Callable[[int, int], object] = lambda done, total: None) -> None:
+        """Records what waits for it; `progress` is told how many of them are done, and how many there are."""
+        waiting, self._waiting = self._waiting, []
+        for done, recorded in enumerate(waiting):
+            progress(done, len(waiting))
+            if self._graphs:
+                self._capture(recorded)
+            elif launch.is_assumed():
+                recorded()
+        progress(len(waiting), len(waiting))
+
+    def _capture(self, recorded: Recorded) -> None:
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             recorded()
         torch.cuda.current_stream(self._device).wait_stream(side)
-        graphs = [torch.cuda.CUDAGraph() for _ in bodies]
-        for graph, body in zip(graphs, bodies, strict=True):
+        graphs = [torch.cuda.CUDAGraph() for _ in recorded.bodies]
+        for graph, body in zip(graphs, recorded.bodies, strict=True):
             with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
                 body()
         recorded.graphs = graphs
-        return recorded
 
 
 class Upload:

@@ -1,6 +1,6 @@
 """A network's weights as the step kernels read them, and how a loaded model becomes that."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,8 +77,14 @@ class StepWeights:
     mtp: MtpWeights | None = None
 
 
-def pack_decoder(model: Decoder, positions: int, release: bool = False) -> StepWeights:
-    """A loaded model for the step kernels, on the device it lies on. `positions` is the longest context.
+def pack_decoder(
+    model: Decoder,
+    positions: int,
+    release: bool = False,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> StepWeights:
+    """A loaded model for the step kernels, on the device it lies on. `positions` is the longest context. `progress` is
+    told how many layers are packed, and how many there are.
 
     With `release` the model lets go of each layer once it is packed: never are two copies of more than one in memory.
     It keeps its embedding and the sizes of all else.
@@ -103,9 +109,10 @@ def pack_decoder(model: Decoder, positions: int, release: bool = False) -> StepW
         )
         if release:
             let_go(head)
-    layers = []
+    layers: list[LayerWeights] = []
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
+        progress(len(layers), len(model.layers))
         layers.append(_layer(layer, config, rope))
         if release:
             let_go(layer)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker.backends.progress import UNITS
 from stoker.engine.request import Depth, Event
 from stoker.errors import StokerError
 from stoker.sampling.settings import Sampling
@@ -60,13 +61,36 @@ Command = Submit | Cancel | AskStats | ReleaseMemory | Shutdown
 
 @dataclass(frozen=True)
 class Loading:
-    phase: str
-    done: int = 0  # bytes
+    phase: str  # of `backends/progress.py`
+    done: int = 0  # bytes, kernels, graphs
     total: int = 0  # 0: not known
 
     @property
     def percent(self) -> int | None:
         return self.done * 100 // self.total if self.total else None
+
+    @property
+    def amount(self) -> str:
+        """How much of the phase is done, for people."""
+        unit = UNITS.get(self.phase, "")
+        if not self.total:
+            return ""
+        if unit == "bytes":
+            return f"{self.done / 2**30:.1f} of {self.total / 2**30:.1f} GiB"
+        return f"{self.done:,} of {self.total:,}"
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """A phase of a start that is over."""
+
+    name: str
+    seconds: float
+    count: int = 0  # of kernels or graphs, where they are what was counted
+
+    def __str__(self) -> str:
+        verb, _, what = self.name.partition(" ")
+        return f"{verb} {self.count} {what} {self.seconds:.1f}" if self.count else f"{self.name} {self.seconds:.1f}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,7 @@ class Ready:
     config: ModelConfig
     notes: Sequence[str]  # what was not used of the checkpoint, and why
     pid: int
+    phases: Sequence[PhaseTime] = ()  # how long the start took, by phase
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
@@ -17,10 +18,11 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+from stoker.backends.progress import UNITS
 from stoker.engine.worker import heap
 from stoker.engine.worker.client import SHUT, EngineClient, pending
 from stoker.engine.worker.loop import EngineLoop, log
-from stoker.engine.worker.messages import Command, Ended, Loading, Ready, Report, Shutdown
+from stoker.engine.worker.messages import Command, Ended, Loading, PhaseTime, Ready, Report, Shutdown
 from stoker.engine.worker.spec import Buildable
 from stoker.errors import EngineError, StokerError
 
@@ -208,8 +210,9 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
         except OSError:  # the parent is gone
             os._exit(1)
 
+    watch = Stopwatch(_every_percent(send))
     try:
-        built = spec.build(_every_percent(send))
+        built = spec.build(watch.report)
     except StokerError as error:
         return send(Ended(error))
     except Exception as error:
@@ -219,7 +222,7 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
     told = Shutdown(drain=False, reason=f"the engine process (pid {os.getpid()}) was told to stop by SIGTERM.")
     signal.signal(signal.SIGTERM, lambda number, frame: inbox.put(told))  # while loading, it simply ends
     heap.freeze_loaded()
-    send(Ready(built.engine.backend.model, tuple(built.notes), os.getpid()))
+    send(Ready(built.engine.backend.model, tuple(built.notes), os.getpid(), watch.stop()))
     EngineLoop(built.engine, inbox, send).run()
     return None
 
@@ -236,6 +239,32 @@ def _listen(commands: Connection, inbox: SimpleQueue[Command]) -> None:
         log.exception("a command could not be read")
     finally:
         os._exit(1)  # an engine that does not listen must not live on
+
+
+class Stopwatch:
+    """How long each phase of a start takes; phases are told on."""
+
+    def __init__(self, tell: Callable[[Loading], None]) -> None:
+        self._tell, self._began = tell, time.perf_counter()
+        self._latest = Loading("starting")
+        self._phases: dict[str, PhaseTime] = {}
+
+    def report(self, loading: Loading) -> None:
+        if loading.phase != self._latest.phase:
+            self._close()
+        self._latest = loading
+        self._tell(loading)
+
+    def stop(self) -> tuple[PhaseTime, ...]:
+        self._close()
+        return tuple(self._phases.values())
+
+    def _close(self) -> None:
+        now, latest = time.perf_counter(), self._latest
+        before = self._phases.get(latest.phase, PhaseTime(latest.phase, 0.0)).seconds
+        count = latest.total if UNITS.get(latest.phase) in ("kernels", "graphs") else 0
+        self._phases[latest.phase] = PhaseTime(latest.phase, before + now - self._began, count)
+        self._began = now
 
 
 def _every_percent(send: Callable[[Report], None]) -> Callable[[Loading], None]:

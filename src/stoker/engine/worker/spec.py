@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stoker.backends.progress import READING
 from stoker.engine.worker.messages import Loading
 from stoker.speculate.choice import DraftChoice
 
@@ -40,7 +41,7 @@ class EngineSpec:
         from stoker.backends.build import load_backend
         from stoker.engine.engine import Engine
 
-        report(Loading("weights"))
+        report(Loading(READING))
         file = self.directory / "tokenizer.json"
         tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None  # for stop strings
         backend, drafter, notes = load_backend(
@@ -48,20 +49,6 @@ class EngineSpec:
             self.device,
             self.config,
             self.draft,
-            report=lambda phase: report(Loading(phase)),
-            progress=_phases(report),
+            lambda phase, done=0, total=0: report(Loading(phase, done, total)),
         )
         return Built(Engine(self.config, backend, drafter, tokenizer), notes)
-
-
-def _phases(report: Callable[[Loading], None]) -> Callable[[int, int], None]:
-    """`load_model` reads all weights, then packs them where the backend wants that."""
-    phase = "weights"
-
-    def progress(done: int, total: int) -> None:
-        nonlocal phase
-        report(Loading(phase, done, total))
-        if done == total:
-            phase = "packing"
-
-    return progress

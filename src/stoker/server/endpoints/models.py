@@ -1,5 +1,6 @@
 """Models, tokenisation, health, readiness, version and metrics."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -67,9 +68,11 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", responses={503: {"description": "not yet, and how far it is"}})
 async def ready(request: Request) -> Response:
-    """200 when requests are accepted; until then 503 with the phase, its percentage and the seconds left of it."""
+    """200 when requests are accepted, with the seconds that each phase of the start took; until then 503 with the
+    phase, its percentage and the seconds left of it."""
     service = _service(request)
-    phase = service.supervisor.phase
+    supervisor = service.supervisor
+    phase = supervisor.phase
     found: dict[str, Any] = {
         "ready": service.ready,
         "phase": "stopping" if service.draining else phase.name,
@@ -77,7 +80,11 @@ async def ready(request: Request) -> Response:
         "percent": phase.percent,
         "eta_s": None if phase.eta_s is None else round(phase.eta_s, 1),
     }
+    if service.config.assume_acceptance is not None:
+        found["acceptance_assumed"] = service.config.assume_acceptance
     if service.ready:
+        found["ready_s"] = None if supervisor.ready_s is None else round(supervisor.ready_s, 3)
+        found["phases"] = [{**asdict(each), "seconds": round(each.seconds, 3)} for each in supervisor.start_phases]
         return JSONResponse(found)
     try:
         service.check_ready()

@@ -42,6 +42,7 @@ async def state(request: Request) -> dict[str, Any]:
         "context": service.context,
         "ready": service.ready,
         "phase": phase.name,
+        "detail": phase.detail,
         "percent": phase.percent,
         "engine": stats
         and {

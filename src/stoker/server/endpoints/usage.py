@@ -48,9 +48,11 @@ def response_metrics(stats: Sequence[Stats], max_drafts: int) -> dict[str, Any]:
 
 def _speculative(stats: Iterable[Stats], max_drafts: int) -> dict[str, Any]:
     steps = drafted = accepted = 0
+    assumed = None
     histogram: dict[str, int] = {}
     for each in stats:
         drafting = sum(count for depth, count in each.depths.items() if depth)
+        assumed = each.assumed_tokens
         reached = [drafting, *each.accepted_at, 0]  # steps that accepted at least 0, 1, 2 ... drafts
         steps, drafted, accepted = steps + drafting, drafted + each.drafted, accepted + each.accepted
         for right in range(len(reached) - 1):
@@ -65,6 +67,7 @@ def _speculative(stats: Iterable[Stats], max_drafts: int) -> dict[str, Any]:
         "acceptance_histogram": histogram,
         "mean_acceptance_length": 1.0 + _ratio(accepted, steps),
         "draft_acceptance_rate": _ratio(accepted, drafted),
+        **({} if assumed is None else {"acceptance_assumed": assumed}),
     }
 
 

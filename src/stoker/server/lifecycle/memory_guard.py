@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import RequestError
 from stoker.sizes.memory import size
 
 log = logging.getLogger("stoker.server")
@@ -108,31 +107,6 @@ def _device(device: str) -> Reading | None:
     if getattr(properties, "is_integrated", False):
         return None
     return Reading(*torch.cuda.mem_get_info(device))
-
-
-def check_device(device: str) -> None:
-    """Raises for a device that torch has none of, or whose driver it cannot use."""
-    import torch
-
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise RequestError(f"--device {device} is no device: write cpu, cuda or cuda:0.") from error
-    if kind not in ("cpu", "cuda"):
-        raise RequestError(f"--device {device} cannot be used: models run on cpu and cuda.")
-    if kind == "cpu":
-        return
-    if not torch.backends.cuda.is_built():
-        raise RequestError(
-            f"--device {device} needs a torch with CUDA, and the one installed ({torch.__version__}) has none. "
-            "Install one, or serve with --device cpu."
-        )
-    try:
-        torch.cuda.init()
-        torch.cuda.get_device_properties(device)
-    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no such card
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise RequestError(f"--device {device} cannot be used: {reason}. `nvidia-smi` shows what there is.") from error
 
 
 class MemoryGuard:

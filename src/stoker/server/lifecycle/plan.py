@@ -100,7 +100,7 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
             f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
             "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
         )
-    sizes = replace(sizes, pages=memory.pages, snapshots=memory.snapshots)
+    sizes = replace(sizes, pages=memory.pages, snapshots=memory.snapshots, assumed_tokens=config.assume_acceptance)
     own = caches.own(sizes.pages, sizes.slots, sizes.snapshots)
     return Plan(sizes, context, memory, own, reading, reserve)
 

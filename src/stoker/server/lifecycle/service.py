@@ -223,6 +223,9 @@ class Service:
         yield "stoker:ready", "1 when requests are answered.", float(self.ready)
         yield "stoker:healthy", "0 from a crash of the engine until it is up again.", float(self.supervisor.healthy)
         yield "stoker:requests_live", "Requests that the server has not finished with.", len(self.live)
+        if self.config.assume_acceptance is not None:
+            text = "Tokens a step emits with drafts accepted unseen: for measuring, the text is not the model's."
+            yield "stoker:acceptance_assumed", text, self.config.assume_acceptance
         yield "stoker:context_tokens", "Most tokens of one request.", self.context
         if self.memory.latest:
             yield "stoker:memory_available_bytes", "What the system could still give.", self.memory.latest.available

@@ -167,7 +167,7 @@ async function look() {
     const state = await (await fetch("/state")).json();
     context = state.context;
     $("model").textContent = `${state.model} · draft ${state.draft}`;
-    $("state").textContent = state.ready ? "ready" : state.phase + (state.percent == null ? "" : ` ${state.percent} %`);
+    $("state").textContent = state.ready ? "ready" : (state.detail || state.phase) + (state.percent == null ? "" : ` (${state.percent} %)`);
     $("state").className = `state ${state.ready ? "ready" : ""}`;
     if ($("context-text").textContent === "–") show("context", 0, context, `0 / ${context.toLocaleString()}`);
     if (state.engine) {

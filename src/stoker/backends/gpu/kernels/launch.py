@@ -1,8 +1,10 @@
 """What the wrappers of the step kernels share: launch settings, workspace, checks by name."""
 
-import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,39 @@ MAX_TOKENS = 128  # rows of a step
 COUNTERS_APART = 32  # a cache line, so that programs which count do not all go to one part of the cache
 APART = tl.constexpr(COUNTERS_APART)
 UNROLL = 8  # groups of a slice in straight-line code; longer slices loop
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the settings of a launch depend on."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+_assumed: Card | None = None  # while kernels are compiled for a card that this process does not use
+
+
+@contextmanager
+def assumed(card: Card) -> Iterator[None]:
+    """Launches inside are made for this card, on tensors without memory."""
+    global _assumed
+    before, _assumed = _assumed, card
+    try:
+        yield
+    finally:
+        _assumed = before
+
+
+def is_assumed() -> bool:
+    return _assumed is not None
+
+
+@cache
+def card(device: torch.device) -> Card:
+    """A real one."""
+    found = torch.cuda.get_device_properties(device)
+    return Card((found.major, found.minor), found.multi_processor_count)
 
 
 @dataclass(frozen=True)
@@ -63,26 +98,19 @@ def dependent(device: torch.device, on: bool) -> dict[str, Any]:
     return {"PDL": on} | ({"launch_pdl": True} if on else {})
 
 
-@functools.cache
 def _hopper(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return torch.version.hip is None and (_assumed or card(device)).capability >= (9, 0)
 
 
 def pick(device: torch.device, large: dict[str, Any], little: dict[str, Any], amd: dict[str, Any]) -> dict[str, Any]:
     """Settings for a GPU with 227 KB of shared memory, for those of NVIDIA with 99 KB, and for AMD's."""
     if torch.version.hip:
         return amd
-    return large if INTERPRETED or _major(device) in (9, 10) else little
+    return large if INTERPRETED or (_assumed or card(device)).capability[0] in (9, 10) else little
 
 
-@functools.cache
-def _major(device: torch.device) -> int:
-    return torch.cuda.get_device_capability(device)[0]
-
-
-@functools.cache
 def multiprocessors(device: torch.device) -> int:
-    return 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    return 4 if INTERPRETED else (_assumed or card(device)).multiprocessors
 
 
 def weight_shape(weight: PackedWeight) -> dict[str, Any]:
@@ -118,7 +146,7 @@ def check_tokens(x: Tensor, in_features: int) -> None:
         raise ValueError(f"x must be torch.bfloat16, found {x.dtype}.")
     if not x.is_contiguous():
         raise ValueError(f"x must be contiguous, found strides {x.stride()} for {list(x.shape)}.")
-    if not (x.is_cuda or INTERPRETED):
+    if not (x.is_cuda or INTERPRETED or is_assumed()):
         raise ValueError(f"x must be on a GPU, found {x.device}; the reference runs elsewhere.")
 
 

@@ -1,0 +1,33 @@
+"""A server that accepts drafts unseen says so wherever it says anything about speed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.running import NO_THINK, Running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    running = Running("--model", "demo", "--draft", "mtp:2", "--assume-acceptance", "2.2", "--users", "2")
+    try:
+        yield running.wait()
+    finally:
+        running.stop()
+
+
+def test_every_response_names_it(server: Running) -> None:
+    for more in ({}, {"response_format": {"type": "json_object"}}):
+        answer = server.chat(max_tokens=64, ignore_eos=True, chat_template_kwargs=NO_THINK, **more)
+        assert answer["metrics"]["speculative_decoding"]["acceptance_assumed"] == 2.2
+    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 221, "ignore_eos": True}
+    metrics = server.post("/v1/completions", body).json()["metrics"]
+    assert metrics["accepted_per_step"] == pytest.approx(2.2, rel=0.01)
+    assert metrics["speculative_decoding"]["acceptance_assumed"] == 2.2
+
+
+def test_metrics_readiness_and_the_log_name_it(server: Running) -> None:
+    assert server.gauges()["stoker:acceptance_assumed"] == 2.2
+    assert server.get("/ready").json()["acceptance_assumed"] == 2.2
+    assert "acceptance assumed" in server.log
+    assert "2.2 tokens a step" in server.log
