@@ -68,8 +68,11 @@ class Backend(Protocol):
     def step_groups(self, entries: Sequence[StepTokens]) -> Sequence[Sequence[StepTokens]]:
         """Those that ride in one forward."""
 
-    def step(self, entries: Sequence[StepTokens]) -> Choices:
-        """One forward over the tokens of a group. An entry that verifies nothing may have no rows."""
+    def step(self, entries: Sequence[StepTokens]) -> None:
+        """Begins a forward over the tokens of a group; an accelerator computes while the host does other things."""
+
+    def choices(self) -> Choices:
+        """Of the last step, once it is computed. An entry that verifies nothing may have no rows."""
 
     def observe(self, following: Sequence[Sequence[int]]) -> None:
         """Shows the drafting network the last forward, once it is known which of its tokens are kept: following[i] are

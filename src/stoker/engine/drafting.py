@@ -53,9 +53,10 @@ class Drafting:
                 entry.cut(depth)
 
     def observe(self, entries: Sequence[StepTokens], emitted: Mapping[int, Sequence[int]], step_s: float) -> None:
-        """Tells the controller what a step brought. It learns only from steps that were all its own: the time of others
-        says nothing about its choices."""
-        if self.controller and self._adaptive and len(self._adaptive) == len(entries):
+        """Tells the controller what a step brought. It learns only from steps that were all its own, and of which no
+        request was cancelled: the time of others says nothing about its choices."""
+        whole = len(self._adaptive) == len(entries) and all(entry.request.id in emitted for entry in entries)
+        if self.controller and self._adaptive and whole:
             tokens = [emitted[entry.request.id] for entry in self._adaptive]
             experts = self._backend.distinct_experts(sum(len(entry.tokens) for entry in entries))
             self.controller.observe(tokens, step_s - self._seconds, self._seconds, experts)

@@ -1,7 +1,8 @@
 """Many requests on one model: chunked prefill beside decode, drafting, exact verification.
 
-`step` advances everything by one step and returns events; whoever calls it owns the loop. Tokens of a request do not
-depend on what runs beside it, on drafting, or on preemption.
+`step` advances everything by one step and returns events; whoever calls it owns the loop, and an accelerator computes
+the next step while the caller is busy with them. Tokens of a request do not depend on what runs beside it, on drafting,
+or on preemption.
 """
 
 import time
@@ -78,6 +79,16 @@ class EngineStats:
     depth_controller: dict[str, Any] | None  # its choices and predictions, distinct experts
 
 
+@dataclass(frozen=True)
+class StepUnderWay:
+    """A verify step whose last forward is being computed."""
+
+    entries: Sequence[StepTokens]
+    group: Sequence[StepTokens]  # those of the last forward
+    made: dict[int, Sequence[int]]  # tokens of requests by the forwards before it
+    started: float
+
+
 class Engine:
     def __init__(
         self, config: EngineConfig, backend: Backend, drafter: Drafter | None = None, tokenizer: Any = None
@@ -88,6 +99,7 @@ class Engine:
         self.scheduler = Scheduler(config, backend, drafter)
         self._drafting = Drafting(backend, drafter, config.max_depth) if drafter else None
         self._totals = Totals()
+        self._under_way: StepUnderWay | None = None
         self._next_id = 0
 
     @property
@@ -133,15 +145,23 @@ class Engine:
     def cancel(self, request_id: int) -> Event | None:
         """Frees everything the request holds at once. None if it is not here (any more)."""
         request = self.scheduler.find(request_id)
-        return self._end(request, Event(request_id, (), Finish.CANCELLED)) if request else None
+        if request is None:
+            return None
+        event = self._end(request, Event(request_id, (), Finish.CANCELLED))
+        if self.idle:
+            self._end_step()  # nobody would ask for it
+        return event
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """One verify step of everything that decodes, then one prefill batch within the budget."""
+        """Ends the verify step under way, computes one prefill batch within the budget, and begins the next verify step
+        of everything that decodes."""
+        events = self._end_step()
         self.scheduler.admit(time.perf_counter())
         self._await_masks()
-        events = self._verify()
-        return events + self._prefill()
+        events += self._prefill()
+        self._await_masks()  # of those that have their first token now
+        return events + self._begin_step()
 
     def release_memory(self) -> int:
         """Gives up the prefix cache. Returns the bytes that went back to the system; on accelerators there are none,
@@ -240,7 +260,8 @@ class Engine:
 
     # -- decode
 
-    def _verify(self) -> list[Event]:
+    def _begin_step(self) -> list[Event]:
+        """Drafts and verifies; requests whose mask failed end here."""
         started = time.perf_counter()
         entries, failed = self.scheduler.next_step()
         events = self._failures(failed)
@@ -248,25 +269,39 @@ class Engine:
             return events
         if self._drafting:
             self._drafting.propose(entries)
-        emitted: Emitted = []
-        for group in self.backend.step_groups(entries):
-            emitted += self._verify_group(group)
-        self._totals.steps += 1
-        self._totals.step_s += time.perf_counter() - started
-        self._totals.step_tokens += sum(len(entry.tokens) for entry in entries)
-        if self._drafting:
-            made = {request.id: event.tokens for request, event in emitted}
-            self._drafting.observe(entries, made, time.perf_counter() - started)
-        return events + self._close(emitted)
+        made: dict[int, Sequence[int]] = {}
+        *before, last = self.backend.step_groups(entries)
+        for group in before:
+            self.backend.step(group)
+            events += self._settle(group, made)
+        self.backend.step(last)
+        self._under_way = StepUnderWay(entries, last, made, started)
+        return events
 
-    def _verify_group(self, entries: Sequence[StepTokens]) -> Emitted:
-        emitted, kept = settle(entries, self.backend.step(entries))
+    def _end_step(self) -> list[Event]:
+        """Waits for the step under way, if there is one."""
+        step, self._under_way = self._under_way, None
+        if step is None:
+            return []
+        events = self._settle(step.group, step.made)
+        seconds = time.perf_counter() - step.started
+        self._totals.steps += 1
+        self._totals.step_s += seconds
+        self._totals.step_tokens += sum(len(entry.tokens) for entry in step.entries)
+        if self._drafting:
+            self._drafting.observe(step.entries, step.made, seconds)
+        return events
+
+    def _settle(self, entries: Sequence[StepTokens], made: dict[int, Sequence[int]]) -> list[Event]:
+        """What the forward that was begun last means for its requests; their tokens go into `made`."""
+        emitted, kept = settle(entries, self.backend.choices())
         requests = [entry.request for entry in entries]
         self.backend.observe(following(requests, kept))
-        for request in requests:
-            if request.computed > len(request.prompt):
+        for request, count in zip(requests, kept, strict=True):
+            if count and request.computed > len(request.prompt):
                 self.scheduler.keep_output(request)
-        return emitted
+        made |= {request.id: event.tokens for request, event in emitted}
+        return self._close(emitted)
 
     def _close(self, emitted: Emitted) -> list[Event]:
         """Lets go of requests that have ended, with their stats in the last event."""

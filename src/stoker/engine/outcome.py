@@ -22,7 +22,9 @@ def settle(entries: Sequence[StepTokens], choices: Choices) -> tuple[Emitted, li
     kept: list[int] = []
     for entry, first in zip(entries, choices.firsts, strict=True):
         request, count = entry.request, len(entry.known)
-        if entry.verifies:
+        if request.slot < 0:  # cancelled while the step was computed
+            count = 0
+        elif entry.verifies:
             targets = choices.tokens[first : first + len(entry.drafts) + 1]
             assumed = None
             if request.assumed is None:
@@ -38,9 +40,10 @@ def settle(entries: Sequence[StepTokens], choices: Choices) -> tuple[Emitted, li
             _count(entry, right=min(count, len(tokens) - 1))
         else:
             request.stats.replayed_tokens += count
-        request.computed += count
-        request.replay = count
         kept.append(count)
+        if count:
+            request.computed += count
+            request.replay = count
     return emitted, kept
 
 

@@ -234,6 +234,6 @@ def check_messages() -> None:
     with pytest.raises(RequestError, match=re.escape("250 + 7 tokens do not fit the 256 places of 4 pages.")):
         prefill.forward(random_ids(7), [Part(1, 250, 7, table=table)])
     with pytest.raises(ValueError, match=re.escape("7 tokens were given for 2 parts of [3, 3].")):
-        prefill.forward(random_ids(7), [Part(1, 0, 3, table=table), Part(3, table, 0, 0)])
+        prefill.forward(random_ids(7), [Part(1, 0, 3, table=table), Part(0, 0, 3, table=table)])
     with pytest.raises(ValueError, match="a chunk has a multiple of 64 tokens up to 65,536, not 100"):
         Prefill(decoder.config, weights, cache, 100)

@@ -75,8 +75,14 @@ class CpuBackend:
     def step_groups(self, entries: Sequence[StepTokens]) -> list[list[StepTokens]]:
         return split_rows(entries)
 
-    def step(self, entries: Sequence[StepTokens]) -> Choices:
+    def step(self, entries: Sequence[StepTokens]) -> None:
         self._forward(Family.STEP, entries)
+        self._choices = self._chosen(entries)
+
+    def choices(self) -> Choices:
+        return self._choices
+
+    def _chosen(self, entries: Sequence[StepTokens]) -> Choices:
         firsts, start = [], 0
         for entry in entries:
             firsts.append(start)

@@ -67,14 +67,18 @@ class Program:
         if self.context is not None:
             self.context.run()
 
-    def choose(self, rows: Mapping[int, Row]) -> tuple[list[int], float]:
-        """The model's choice after every row, for `rows` as they ask for it; and experts a layer, on average."""
+    def choose(self, rows: Mapping[int, Row]) -> None:
+        """The model's choice after every row is on its way to the host; for `rows` as they ask for it."""
         special = [at for at, row in rows.items() if row.allowed is not None or not is_plain(row.sampling)]
         tokens = self.step.buffers.tokens
         if special:
             at = torch.tensor(special, device=tokens.device)
             tokens[at] = choose(self.logits[at], [rows[place] for place in special]).int()
-        return self.step.buffers.told(self._results.read())
+        self._results.start()
+
+    def chosen(self) -> tuple[list[int], float]:
+        """Once it is there; and experts a layer, on average."""
+        return self.step.buffers.told(self._results.finish())
 
     @property
     def logits(self) -> Tensor:
@@ -90,6 +94,8 @@ class Program:
         last_rows, places = numbers[bucket.tokens :].reshape(2, bucket.sequences)
         places.fill(self._nobody)
         for b, (slot, after) in enumerate(zip(slots, tokens, strict=True)):
+            if not after:
+                continue
             numbers[b * bucket.rows : b * bucket.rows + len(after)] = after
             last_rows[b], places[b] = b * bucket.rows + len(after) - 1, slot
         self._following.send()
@@ -126,11 +132,13 @@ class GpuBackend:
         self.cache_bytes = tensor_bytes(self.cache.layers) + tensor_bytes(self.snapshots)
         width = engine.table_width(model.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=device)
-        self._counted = (0, 0.0)  # of the last step: tokens, and experts a layer read
+        self._tokens = 0  # of the last step
+        self._counted = (0, 0.0)  # of the last step that is computed: tokens, and experts a layer read
         longest = min(model.max_positions, engine.pages * PAGE_SIZE)
         recorder = Recorder(device, later=True)
         self._buckets = step_buckets(engine.slots, engine.window, longest)
         self.programs = self._programs(recorder)
+        self.cache.record(recorder)
         if network:
             network.bind(self.tables, recorder, longest)
         self.prompts = Prompts(
@@ -202,20 +210,26 @@ class GpuBackend:
             for group in fitting(self._buckets, part, lambda entry: len(entry.tokens), _reach)
         ]
 
-    def step(self, entries: Sequence[StepTokens]) -> Choices:
+    def step(self, entries: Sequence[StepTokens]) -> None:
         program = self._program(len(entries), max(len(entry.tokens) for entry in entries), max(map(_reach, entries)))
         self._forward(program, entries)
-        firsts = [b * program.bucket.rows for b in range(len(entries))]
-        rows = {
-            first + place: row
-            for entry, first in zip(entries, firsts, strict=True)
-            if entry.verifies
-            for place, row in enumerate(entry.rows())
-        }
-        choices, experts = program.choose(rows)
-        self._counted = sum(len(entry.tokens) for entry in entries), experts
+        program.choose(
+            {
+                b * program.bucket.rows + place: row
+                for b, entry in enumerate(entries)
+                if entry.verifies
+                for place, row in enumerate(entry.rows())
+            }
+        )
+        self._tokens = sum(len(entry.tokens) for entry in entries)
         self._last = program, [entry.request.slot for entry in entries]
-        return Choices(choices, program.logits, firsts)
+
+    def choices(self) -> Choices:
+        assert self._last is not None
+        program, slots = self._last
+        tokens, experts = program.chosen()
+        self._counted = self._tokens, experts
+        return Choices(tokens, program.logits, [b * program.bucket.rows for b in range(len(slots))])
 
     def observe(self, following: Sequence[Sequence[int]]) -> None:
         if self._last is None:

@@ -53,6 +53,9 @@ def fitting(
     buckets: Sequence[Bucket], items: Iterable[Item], rows: Callable[[Item], int], keys: Callable[[Item], int]
 ) -> list[list[Item]]:
     """Groups that each fit a bucket: all of them in one if that may be, else those with many rows together."""
+    items = list(items)
+    if not items or smallest(buckets, len(items), max(map(rows, items)), max(map(keys, items))) is not None:
+        return [items] if items else []
     groups: list[list[Item]] = []
     for item in sorted(items, key=rows, reverse=True):
         group = [*groups[-1], item] if groups else [item]

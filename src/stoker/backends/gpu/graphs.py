@@ -111,14 +111,24 @@ class Upload:
 
 
 class Download:
-    """A tensor of the device, read by the host; waits for all that was launched before."""
+    """A tensor of the device, read by the host as it is after all that was launched before."""
 
     def __init__(self, source: Tensor) -> None:
         self.source = source
         self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+        self._there = torch.cuda.Event() if source.is_cuda else None
+
+    def start(self) -> None:
+        self._host.copy_(self.source, non_blocking=True)
+        if self._there is not None:
+            self._there.record()
+
+    def finish(self) -> Tensor:
+        """Waits for what `start` began. The next one overwrites it."""
+        if self._there is not None:
+            self._there.synchronize()
+        return self._host
 
     def read(self) -> Tensor:
-        self._host.copy_(self.source, non_blocking=True)
-        if self.source.is_cuda:
-            torch.cuda.current_stream(self.source.device).synchronize()
-        return self._host
+        self.start()
+        return self.finish()

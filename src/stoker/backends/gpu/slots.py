@@ -5,11 +5,13 @@ them in the state now: they are taken in ahead of time, by the same kernel on a 
 bits are those of the step that would have done it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from stoker.backends.gpu.graphs import Recorder, Upload
 from stoker.backends.gpu.kernels.deltanet import DeltaRing, Sequences, deltanet
 from stoker.backends.gpu.kernels.prefill_deltanet import Kept
 from stoker.backends.gpu.state import GpuCache
@@ -26,14 +28,20 @@ class SlotCache:
         self._held = [0] * slots  # tokens in the state; those after them are in the ring
         self._begun = [0] * slots  # where the last step began, from which tokens may yet be taken back
         device = weights.embedding.device
-        numbers = torch.zeros(4, 1, dtype=torch.int32, device=device)
-        self._sequences = Sequences(1, *numbers)
+        numbers = torch.zeros(4, dtype=torch.int32, device=device)
+        self._sequences, self._upload = Sequences(1, *numbers.split(1)), Upload(numbers)
+        self._replay: Callable[[], None] = self._take_in
         deltas = cache.deltas
         if deltas is not None:
             heads, _, values = deltas.recurrent.shape[2:]
             inputs = deltas.inputs.shape[3] + heads * values
             self._y = torch.zeros(1, inputs + 2 * heads, device=device)
             self._out = torch.zeros(1, heads * values, dtype=torch.bfloat16, device=device)
+
+    def record(self, recorder: Recorder) -> None:
+        """Taking tokens into the state is a launch for each layer: too many for the host to make anew each time."""
+        if self.tensors.deltas is not None:
+            self._replay = recorder.record(self._take_in)
 
     @property
     def layers(self) -> tuple[KVPages | DeltaRing, ...]:
@@ -58,15 +66,16 @@ class SlotCache:
         position = self._begun[slot] + pending
         replay = position - self._held[slot]
         if replay > 0 and self.tensors.deltas is not None:
-            numbers = self._sequences
-            numbers.slots.fill_(slot)
-            numbers.cached.fill_(position)
-            numbers.replay.fill_(replay)
-            rings = (layer for layer in self.layers if isinstance(layer, DeltaRing))
-            for ring, weights in zip(rings, self._weights, strict=True):
-                deltanet(self._y, self._out, ring, weights, numbers)
+            self._upload.open()[:] = slot, position, 0, replay
+            self._upload.send()
+            self._replay()
         self._held[slot] = position
         return position
+
+    def _take_in(self) -> None:
+        rings = (layer for layer in self.layers if isinstance(layer, DeltaRing))
+        for ring, weights in zip(rings, self._weights, strict=True):
+            deltanet(self._y, self._out, ring, weights, self._sequences)
 
     def settle_at(self, slot: int, computed: int) -> None:
         """Takes the tokens before `computed` into the state: those of the last step that were accepted."""
