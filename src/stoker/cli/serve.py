@@ -90,6 +90,7 @@ def serve(
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
     from stoker.backends.device import choose_device
+    from stoker.engine.worker.heap import collection_paused
     from stoker.server.config import ServerConfig
     from stoker.server.lifecycle.memory_guard import read_memory
     from stoker.server.lifecycle.plan import plan_engine
@@ -132,7 +133,8 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     console = error_console()
     console.print(chosen.said, markup=False)
-    plan = plan_engine(config, read_memory(config.device))
+    with collection_paused():
+        plan = plan_engine(config, read_memory(config.device))
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
     if assume_acceptance is not None:

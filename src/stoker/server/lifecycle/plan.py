@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.backends.family import PAGE_SIZE
-from stoker.backends.network.load import config_dtype
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import config_dtype, load_model
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
@@ -61,14 +62,16 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     context = config.context or model.max_positions
     if config.context and config.context > model.max_positions:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
-    choice = DraftChoice.parse(config.draft).resolved(_has_mtp(config.directory, model), config.directory)
     # dense models have no kernels of their own on an accelerator
     on_gpu = config.device.startswith("cuda") and model.moe is not None
+    hollow = load_model(config.directory, device="meta").model if on_gpu else None
+    mtp = hollow.mtp is not None if hollow else _has_mtp(config.directory, model)
+    choice = DraftChoice.parse(config.draft).resolved(mtp, config.directory)
     caches = _caches(config, model, choice, on_gpu)
     least = caches.pages(context)
     shared = least if config.context else min(least, SHARED_CONTEXT // PAGE_SIZE)
     wanted = least + (config.users - 1) * shared
-    weights, buffers = _on_gpu(config, choice, wanted) if on_gpu else (_weight_bytes(config), [])
+    weights, buffers = _on_gpu(config, choice, wanted, hollow) if hollow else (_weight_bytes(config), [])
     reserve = reading.reserve if config.reserve is None else config.reserve
     room = max(0, reading.available - reserve)
     if config.memory is not None:
@@ -116,12 +119,12 @@ def _caches(config: ServerConfig, model: ModelConfig, choice: DraftChoice, on_gp
     return caches_of(network, "stoker", kv, Draft(kind, choice.depth), cpu=not on_gpu, activation=activation)
 
 
-def _on_gpu(config: ServerConfig, choice: DraftChoice, pages: int) -> tuple[int, list[Item]]:
+def _on_gpu(config: ServerConfig, choice: DraftChoice, pages: int, hollow: Decoder) -> tuple[int, list[Item]]:
     """Packed weights and buffers, measured: those for `pages`; if fewer fit, contexts are shorter and need no more."""
     from stoker.backends.gpu.measure import measure
 
     sizes = EngineConfig(pages, config.users, choice.depth, snapshots=1, kv_dtype=config.kv_dtype)
-    found = measure(config.directory, sizes, choice)
+    found = measure(config.directory, sizes, choice, hollow)
     buffers = [
         Item("buffers of steps", found.steps),
         Item(f"buffers of prompts, {sizes.prefill_budget:,} tokens at a time", found.prompts),
