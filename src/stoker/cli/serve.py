@@ -169,8 +169,12 @@ def _table(plan: "Plan") -> "Table":
         table.add_row(item.name, size(item.bytes), f"[dim]{item.how}[/]")
     table.add_section()
     table.add_row("planned in all", size(plan.total))
-    table.add_row("available now", size(plan.reading.available))
+    table.add_row(
+        "available now", size(plan.reading.available), "" if plan.reading.host is None else "[dim]on the card[/]"
+    )
     table.add_row("kept free for the system", size(plan.reserve))
+    if plan.reading.host is not None:
+        table.add_row("available to the host now", size(plan.reading.host.available))
     return table
 
 

@@ -35,6 +35,7 @@ class Loaded:
     model: Decoder
     config: ModelConfig
     notes: list[str]  # what was not used, and why
+    largest: int  # bytes of the largest tensor that was read
 
 
 def load_model(
@@ -54,9 +55,9 @@ def load_model(
     notes = [note.message for note in (*checkpoint.unlisted, *_checked(resolution))]
     with _skeleton(dtype or config_dtype(config)):
         model = Decoder(config, mtp=resolution.has_mtp)
-    _fill(model, resolution, device, progress)
+    largest = _fill(model, resolution, device, progress)
     prepare(model, progress)
-    return Loaded(model, config, notes)
+    return Loaded(model, config, notes, largest)
 
 
 def load_drafter(
@@ -116,8 +117,9 @@ def _checked(resolution: Resolution) -> list[Problem]:
     return problems
 
 
-def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str, progress: Progress | None) -> None:
-    """Allocates every weight, reads all tensors into their places, then hangs the weights into the module."""
+def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str, progress: Progress | None) -> int:
+    """Allocates every weight, reads all tensors into their places, then hangs the weights into the module. Returns the
+    bytes of the largest tensor."""
     checkpoint, parameters = resolution.checkpoint, dict(module.named_parameters())
     fillings = {name: resolution.fillings[name] for name in parameters}
     places: dict[str, Tensor] = {}  # tensor of the checkpoint -> where it goes
@@ -131,9 +133,12 @@ def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str,
         for name, filling in fillings.items()
         if name not in plain
     }
-    infos = [checkpoint.tensors[name] for name in places] if torch.device(device).type != "meta" else []
+    infos = [checkpoint.tensors[name] for name in places]
+    largest = max((info.nbytes for info in infos), default=0)
     for info, values in read_tensors(
-        infos, into=lambda info: _in_place(places[info.name], info.dtype), progress=progress
+        infos if torch.device(device).type != "meta" else [],
+        into=lambda info: _in_place(places[info.name], info.dtype),
+        progress=progress,
     ):
         if values.data_ptr() != places[info.name].data_ptr():
             places[info.name].copy_(values)
@@ -148,6 +153,7 @@ def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str,
         ]
         weights[name] = parts[0] if len(parts) == 1 else Joined(tuple(parts))
     _hang(module, weights)
+    return largest
 
 
 def _for_kernels(weight: WeightFormat) -> WeightFormat:

@@ -23,6 +23,8 @@ from stoker.weights.resolve import resolve_model
 LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
 RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
+HOST_RUNTIME = 3 << 30  # bytes of the host's beside a card: two processes that use CUDA, and those that compile kernels
+STAGED = 512 << 20  # bytes of the host's that weights lie in on their way to a card
 PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
 
 
@@ -64,21 +66,24 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
     # dense models have no kernels of their own on an accelerator
     on_gpu = config.device.startswith("cuda") and model.moe is not None
-    hollow = load_model(config.directory, device="meta").model if on_gpu else None
-    mtp = hollow.mtp is not None if hollow else _has_mtp(config.directory, model)
+    hollow = load_model(config.directory, device="meta") if on_gpu else None
+    mtp = hollow.model.mtp is not None if hollow else _has_mtp(config.directory, model)
     choice = DraftChoice.parse(config.draft).resolved(mtp, config.directory)
     caches = _caches(config, model, choice, on_gpu)
     least = caches.pages(context)
     shared = least if config.context else min(least, SHARED_CONTEXT // PAGE_SIZE)
     wanted = least + (config.users - 1) * shared
-    weights, buffers = _on_gpu(config, choice, wanted, hollow) if hollow else (_weight_bytes(config), [])
+    if hollow and reading.host is not None:
+        _check_host(config, reading, reading.host, hollow.largest)
+    weights, buffers = _on_gpu(config, choice, wanted, hollow.model) if hollow else (_weight_bytes(config), [])
     reserve = reading.reserve if config.reserve is None else config.reserve
     room = max(0, reading.available - reserve)
     if config.memory is not None:
         room = min(room, config.memory)
 
     def planned(context: int) -> MemoryPlan:
-        loaded = [Item("weights", weights), Item("runtime", RUNTIME)]
+        # beside a card with memory of its own, processes are the host's affair
+        loaded = [Item("weights", weights), *([Item("runtime", RUNTIME)] if reading.host is None else [])]
         return plan_memory(
             caches, loaded, buffers, context=context, users=config.users, pages=wanted,
             prefix_cache=config.prefix_cache, budget=room,
@@ -90,10 +95,12 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
         memory = planned(context)
     if not memory.fits:
         parts = ", ".join(f"{item} {size(item.bytes)}" for item in memory.items)
+        where = "" if reading.host is None else " on the card"
         raise RequestError(
             f"one request of {context:,} tokens does not fit: {parts} are {size(memory.total)}, and of "
-            f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
-            "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
+            f"{size(reading.available)} available{where} {size(reserve)} stay free for the system, which leaves "
+            f"{size(room)}. Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower "
+            "--reserve."
         )
     sizes = EngineConfig(
         memory.pages, config.users, choice.depth, snapshots=memory.snapshots, kv_dtype=config.kv_dtype,
@@ -117,6 +124,19 @@ def _caches(config: ServerConfig, model: ModelConfig, choice: DraftChoice, on_gp
     kv = config.kv_dtype or {2: "bf16", 4: "fp32"}[activation]
     network = Network.of(model, drafter=drafter)
     return caches_of(network, "stoker", kv, Draft(kind, choice.depth), cpu=not on_gpu, activation=activation)
+
+
+def _check_host(config: ServerConfig, reading: Reading, host: Reading, largest: int) -> None:
+    """Refuses a host without room for the processes and for what passes through it while weights are read: the reader
+    holds up to two of the largest tensors."""
+    reserve = reading.host_reserve if config.reserve is None else config.reserve
+    needed = HOST_RUNTIME + 2 * largest + STAGED
+    if host.available - reserve < needed:
+        raise RequestError(
+            f"the host has {size(host.available)} of memory available, of which {size(reserve)} stay free for the "
+            f"system; two processes with CUDA and the buffers of loading need {size(needed)} of it beside the card. "
+            "End other programs, or lower --reserve."
+        )
 
 
 def _on_gpu(config: ServerConfig, choice: DraftChoice, pages: int, hollow: Decoder) -> tuple[int, list[Item]]:
