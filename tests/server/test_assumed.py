@@ -1,6 +1,8 @@
 """A server that accepts drafts unseen says so wherever it says anything about speed."""
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,13 @@ def server() -> Iterator[Running]:
 
 
 def test_every_response_names_it(server: Running) -> None:
-    for more in ({}, {"response_format": {"type": "json_object"}}):
-        answer = server.chat(max_tokens=64, ignore_eos=True, chat_template_kwargs=NO_THINK, **more)
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
+    grammar = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    more: dict[str, Any]
+    for more in ({"ignore_eos": True}, {"response_format": grammar}):
+        answer = server.chat(max_tokens=64, chat_template_kwargs=NO_THINK, **more)
         assert answer["metrics"]["speculative_decoding"]["acceptance_assumed"] == 2.2
+    assert json.loads(answer["choices"][0]["message"]["content"]), "what a grammar allows is looked at"
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 221, "ignore_eos": True}
     metrics = server.post("/v1/completions", body).json()["metrics"]
     assert metrics["accepted_per_step"] == pytest.approx(2.2, rel=0.01)

@@ -96,6 +96,7 @@ def serve(
     """Serve a model over HTTP, with a chat page at /."""
     need_server()
     from stoker.backends.device import choose_device
+    from stoker.engine.worker.heap import collection_paused
     from stoker.server.config import ServerConfig
     from stoker.server.lifecycle.memory_guard import read_memory
     from stoker.server.lifecycle.plan import plan_engine
@@ -139,7 +140,8 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     console = error_console()
     console.print(chosen.said, markup=False)
-    plan = plan_engine(config, read_memory(config.device))
+    with collection_paused():
+        plan = plan_engine(config, read_memory(config.device))
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
     if assume_acceptance is not None:
@@ -174,8 +176,12 @@ def _table(plan: "Plan") -> "Table":
         table.add_row(item.name, size(item.bytes), f"[dim]{item.how}[/]")
     table.add_section()
     table.add_row("planned in all", size(plan.total))
-    table.add_row("available now", size(plan.reading.available))
+    table.add_row(
+        "available now", size(plan.reading.available), "" if plan.reading.host is None else "[dim]on the card[/]"
+    )
     table.add_row("kept free for the system", size(plan.reserve))
+    if plan.reading.host is not None:
+        table.add_row("available to the host now", size(plan.reading.host.available))
     return table
 
 

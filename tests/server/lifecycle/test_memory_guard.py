@@ -165,9 +165,42 @@ def test_a_card_with_memory_of_its_own_is_judged_by_it(tmp_path: Path, monkeypat
     monkeypatch.setenv(PROC, str(tmp_path))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (139 * GIB, 140 * GIB))
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(is_integrated=False))
-    assert read_memory("cuda") == Reading(139 * GIB, 140 * GIB)
+    found = read_memory("cuda")
+    assert (found.available, found.total, found.host) == (139 * GIB, 140 * GIB, read_memory())
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(is_integrated=True))
-    assert read_memory("cuda").available == int(57.8 * (1 << 20)) * 1024
+    unified = read_memory("cuda")
+    assert (unified.available, unified.host) == (int(57.8 * (1 << 20)) * 1024, None)
+
+
+HOST = Reading(40 * GIB, 2048 * GIB)  # little is free, and 8 % of it all would be 164 GiB
+
+
+def test_a_card_needs_little_of_its_host() -> None:
+    pytest.importorskip("triton")
+    asked = config(device="cuda")
+    plan = plan_engine(asked, Reading(139 * GIB, 140 * GIB, HOST))
+    assert not any(item.name == "runtime" for item in plan.items), "which is the host's affair"
+    assert plan.reading.host_reserve == 2 * GIB, "the guard of the host must not end a server that has just started"
+    with pytest.raises(RequestError) as refused:
+        plan_engine(asked, Reading(139 * GIB, 140 * GIB, Reading(5 * GIB, 64 * GIB)))
+    for words in ("the host has 5.0 GiB", "2.0 GiB stay free", "need 3.5 GiB of it beside the card"):
+        assert words in str(refused.value)
+
+
+def test_a_card_that_is_too_small_is_refused_with_its_own_numbers() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(RequestError) as refused:
+        plan_engine(config(device="cuda"), Reading(GIB // 2, GIB, HOST))
+    found = str(refused.value)
+    assert "512.0 MiB available on the card" in found
+    assert "40.0 GiB" not in found
+
+
+def test_unified_memory_has_to_hold_processes_too() -> None:
+    pytest.importorskip("triton")
+    plan = plan_engine(config(device="cuda"), Reading(57 * GIB, 120 * GIB))
+    assert plan.memory.sum_of("runtime") == RUNTIME
+    assert plan.reading.host_reserve == plan.reading.reserve == int(120 * GIB * 0.08)
 
 
 def test_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

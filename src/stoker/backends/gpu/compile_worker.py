@@ -22,6 +22,7 @@ from triton.runtime.driver import driver
 from stoker.backends.gpu.compile_ahead import Task
 from stoker.backends.gpu.kernel_list import Needed, NoDriver, compile_kernel, list_kernels
 from stoker.backends.gpu.launchers import build_launcher
+from stoker.engine.worker.heap import collection_paused
 
 PARENT_CHECK_S = 1.0
 NICE = 5  # reading weights comes first
@@ -64,7 +65,8 @@ def compile_all(task: Task, progress: Progress) -> None:
             compiled[-1].add_done_callback(lambda future: progress.add(done=1, complete=listed))
 
         listed = False
-        list_kernels(task.directory, task.sizes, task.draft, target, task.card, found)
+        with collection_paused():
+            list_kernels(task.directory, task.sizes, task.draft, target, task.card, found)
         listed = True
         progress.add(complete=True)
     failures = [error for future in compiled if (error := future.exception())]

@@ -19,8 +19,7 @@ from stoker.backends.gpu.kernels.rows import begin, best_tokens
 from stoker.backends.gpu.mtp import confidence
 from stoker.backends.gpu.packed import UNIT, PackedWeight
 from stoker.backends.gpu.state import Bucket, StepInputs, cut_partials
-from stoker.backends.gpu.weights import StepWeights, pack, scale_of
-from stoker.backends.network.attention import rope_table
+from stoker.backends.gpu.weights import StepWeights, pack, rope_of, scale_of
 from stoker.backends.network.dflash import DFlash, DFlashLayer
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.model_config import SLIDING
@@ -60,7 +59,7 @@ class DFlashWeights:
 def pack_dflash(network: DFlash, positions: int) -> DFlashWeights:
     """A loaded drafter for the kernels, on the device it lies on. `positions` is the longest context."""
     config, device = network.config, network.norm.weight.device
-    cos, sin = rope_table(torch.arange(positions, device=device), config.rope_theta, config.head_dim)
+    cos, sin = rope_of(positions, config.rope_theta, config.head_dim, device)
     layers = [layer for layer in network.layers if isinstance(layer, DFlashLayer)]
     memories = [part.weight for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
     norms = torch.stack([scale_of(layer.self_attn.k_norm) for layer in layers])

@@ -16,6 +16,7 @@ from stoker.backends.gpu.build import gpu_backend
 from stoker.backends.gpu.drafting import GpuDFlash
 from stoker.backends.gpu.graphs import Download, Upload
 from stoker.backends.network.cache import KVPages
+from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_model
 from stoker.engine.config import EngineConfig
 from stoker.speculate.choice import DraftChoice
@@ -47,9 +48,10 @@ class GpuBytes:
         return self.weights + caches + self.copies + self.steps + self.prompts + self.drafter
 
 
-def measure(directory: Path, sizes: EngineConfig, draft: DraftChoice) -> GpuBytes:
-    """Of an engine on a checkpoint, of which only headers are read. Raises what building it would raise."""
-    model = load_model(directory, device="meta").model
+def measure(directory: Path, sizes: EngineConfig, draft: DraftChoice, model: Decoder | None = None) -> GpuBytes:
+    """Of an engine on a checkpoint, of which only headers are read, if they are not in `model` already (on the device
+    meta; its layers are handed over). Raises what building it would raise."""
+    model = model or load_model(directory, device="meta").model
     return count(gpu_backend(model, sizes, draft, directory)[0])
 
 

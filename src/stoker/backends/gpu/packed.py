@@ -82,6 +82,30 @@ class PackedWeight:
         return values.flatten(-2).flatten(-3, -2)[..., : self.out_features, :].to(dtype)
 
 
+def empty_weight(kind: Kind, lead: tuple[int, ...], out: int, inputs: int, device: torch.device | str) -> PackedWeight:
+    """Of the sizes that packing a weight [*lead, out, inputs] gives."""
+    rows, groups = out + -out % ROW_PADDING, inputs // GROUP
+    units = rows // UNIT
+
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(*lead, *shape, dtype=dtype, device=device)
+
+    packed = empty(torch.bfloat16 if kind is Kind.BF16 else torch.int16, units, groups, kind.tiles, UNIT, QUARTER)
+    if kind is Kind.BF16:
+        return PackedWeight(kind, packed, packed, packed, out)
+    row_scales = empty(torch.float32, rows) if kind in (Kind.INT8, Kind.NVFP4) else None
+    if kind is Kind.INT4:
+        scales = empty(torch.float16, groups, rows)
+    elif kind is Kind.FP8:
+        scales = empty(torch.float32, groups, units)
+    elif kind is Kind.NVFP4:
+        scales = empty(torch.int32, units, groups, 4 * UNIT)
+    else:
+        assert row_scales is not None
+        scales = row_scales
+    return PackedWeight(kind, packed, scales, scales if row_scales is None else row_scales, out)
+
+
 def pack_int4(qweight: Tensor, scales: Tensor) -> PackedWeight:
     """Symmetric INT4, w[o, i] = scales[i // 128, o] * (nibble - 8), from the layout on disk: qweight [.., in/8, out]
     int32, scales [.., in/128, out] fp16.

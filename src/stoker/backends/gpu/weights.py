@@ -9,7 +9,19 @@ from torch import Tensor, nn
 from stoker.backends.gpu.kernels.attention import AttentionWeights
 from stoker.backends.gpu.kernels.deltanet import DeltaWeights
 from stoker.backends.gpu.kernels.rows import MtpNorms
-from stoker.backends.gpu.packed import PackedWeight, join_rows, pack_bf16, pack_fp8, pack_int4, pack_int8, pack_nvfp4
+from stoker.backends.gpu.packed import (
+    GROUP,
+    ROW_PADDING,
+    Kind,
+    PackedWeight,
+    empty_weight,
+    join_rows,
+    pack_bf16,
+    pack_fp8,
+    pack_int4,
+    pack_int8,
+    pack_nvfp4,
+)
 from stoker.backends.network.attention import Attention, rope_table
 from stoker.backends.network.decoder import Decoder, DecoderLayer
 from stoker.backends.network.deltanet import GatedDeltaNet
@@ -90,9 +102,7 @@ def pack_decoder(
     It keeps its embedding and the sizes of all else.
     """
     config = model.config
-    rope = rope_table(
-        torch.arange(positions, device=model.embed_tokens.weight.device), config.rope_theta, config.rotary_dim
-    )
+    rope = rope_of(positions, config.rope_theta, config.rotary_dim, model.embed_tokens.weight.device)
     norm = scale_of(model.norm)
     mtp = None
     if model.mtp is not None:
@@ -122,6 +132,14 @@ def pack_decoder(
     return StepWeights(embedding, layers, norm, output, mtp)
 
 
+def rope_of(positions: int, theta: float, rotary_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the first positions."""
+    if device.type == "meta":  # where arithmetic would import half of torch
+        shape = (positions, rotary_dim // 2)
+        return torch.empty(shape, device=device), torch.empty(shape, device=device)
+    return rope_table(torch.arange(positions, device=device), theta, rotary_dim)
+
+
 def let_go(module: nn.Module) -> None:
     """Frees the memory of a module's weights. Their shapes and sizes stay, for whoever counts bytes."""
     for part in module.modules():
@@ -140,6 +158,8 @@ def _emptied(weight: WeightFormat) -> WeightFormat:
 
 def pack(weights: Sequence[Weight]) -> PackedWeight:
     """Projections of one input as one weight, rows one above the other, in the format they are stored in."""
+    if (sizes := _sizes(weights)) is not None:
+        return sizes
     if all(isinstance(weight, Tensor) for weight in weights):
         return pack_bf16(torch.cat([weight.bfloat16() for weight in weights if isinstance(weight, Tensor)], dim=-2))
     parts = [part for weight in weights for part in (weight.parts if isinstance(weight, Joined) else (weight,))]
@@ -151,6 +171,34 @@ def pack(weights: Sequence[Weight]) -> PackedWeight:
         words = torch.cat([part.qweight for part in int4], dim=-1)
         return pack_int4(words, torch.cat([part.scales for part in int4], dim=-1))
     return join_rows(*(_packed(part) for part in parts))
+
+
+KINDS: dict[type, Kind] = {
+    Int4: Kind.INT4, Fp8Block: Kind.FP8, Int8Row: Kind.INT8, Nvfp4: Kind.NVFP4, Tensor: Kind.BF16,
+    nn.Parameter: Kind.BF16,
+}  # fmt: skip
+
+
+def _sizes(weights: Sequence[Weight]) -> PackedWeight | None:
+    """Without memory, what `pack` makes of weights without memory: a start counts bytes that way, and packing the
+    122B so, operation by operation, took six seconds. None for weights that have memory or cannot be packed."""
+    parts = [part for weight in weights for part in (weight.parts if isinstance(weight, Joined) else (weight,))]
+    if not all(_is_meta(part) for part in parts):
+        return None
+    kinds = {KINDS.get(type(part)) for part in parts}
+    kind = kinds.pop()
+    (*lead, _, inputs), outs = parts[0].shape, [part.shape[-2] for part in parts]
+    joins = kind in (Kind.INT4, Kind.BF16) or not any(out % ROW_PADDING for out in outs[:-1])
+    grouped = all(part.group == GROUP for part in parts if isinstance(part, Int4))
+    if kind is None or kinds or not joins or not grouped or inputs % GROUP:
+        return None
+    return empty_weight(kind, tuple(lead), sum(outs), inputs, "meta")
+
+
+def _is_meta(part: object) -> bool:
+    if isinstance(part, WeightFormat):
+        return all(tensor.is_meta for tensor in part.tensors().values())
+    return isinstance(part, Tensor) and part.is_meta
 
 
 def _packed(weight: Weight) -> PackedWeight:
@@ -178,7 +226,10 @@ def _packed(weight: Weight) -> PackedWeight:
 
 
 def scale_of(norm: RMSNorm) -> Tensor:
-    return norm.scale()[: norm.weight.shape[0]].contiguous()
+    size = norm.weight.shape[0]
+    if norm.weight.is_meta:  # as in `rope_of`; a norm has it twice
+        return torch.empty(2 * size, dtype=torch.float32, device="meta")[:size]
+    return norm.scale()[:size].contiguous()
 
 
 def _layer(layer: DecoderLayer, config: ModelConfig, rope: tuple[Tensor, Tensor]) -> LayerWeights:
@@ -200,13 +251,17 @@ def _delta(net: GatedDeltaNet) -> DeltaLayer:
         gates=None if alike else pack(second),
         weights=DeltaWeights(
             conv=net.conv1d.weight[:, 0].t().float().contiguous(),
-            decay=-torch.exp(net.A_log.float()),
+            decay=_decay(net.A_log),
             bias=net.dt_bias.float(),
             norm=net.norm.weight.float(),
             eps=net.norm.eps,
         ),
         out=pack([net.out_proj.weight]),
     )
+
+
+def _decay(logarithm: Tensor) -> Tensor:
+    return torch.empty_like(logarithm, dtype=torch.float32) if logarithm.is_meta else -torch.exp(logarithm.float())
 
 
 def _attention(net: Attention, config: ModelConfig, rope: tuple[Tensor, Tensor]) -> AttentionLayer:

@@ -1,6 +1,7 @@
 """From a checkpoint directory to a model in memory, each weight in the format it is stored in."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.dflash import DFlash
 from stoker.backends.network.linear import Weight
 from stoker.backends.network.norm import RMSNorm
+from stoker.backends.network.staging import Staging
 from stoker.backends.reference import REFERENCES_ONLY
 from stoker.errors import CheckpointError, brief
 from stoker.weights.checkpoint import Checkpoint
@@ -22,11 +24,13 @@ from stoker.weights.formats.int4_ct import Int4Ct
 from stoker.weights.formats.joined import Joined
 from stoker.weights.formats.layout import PLAIN_FORMATS
 from stoker.weights.formats.rules import LayerFormat
+from stoker.weights.headers import TensorInfo
 from stoker.weights.model_config import ModelConfig
 from stoker.weights.problems import Problem, refuse_errors
-from stoker.weights.reader import DTYPES, Progress, read_tensors
+from stoker.weights.reader import DTYPES, THREADS, Progress, read_tensors
 from stoker.weights.resolve import Filling, Resolution, resolve_drafter, resolve_model
 
+MOST_THREADS = 8  # that read for a GPU, on machines with twice as many processors
 CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -35,6 +39,7 @@ class Loaded:
     model: Decoder
     config: ModelConfig
     notes: list[str]  # what was not used, and why
+    largest: int  # bytes of the largest tensor that was read
 
 
 def load_model(
@@ -54,9 +59,9 @@ def load_model(
     notes = [note.message for note in (*checkpoint.unlisted, *_checked(resolution))]
     with _skeleton(dtype or config_dtype(config)):
         model = Decoder(config, mtp=resolution.has_mtp)
-    _fill(model, resolution, device, progress)
+    largest = _fill(model, resolution, device, progress)
     prepare(model, progress)
-    return Loaded(model, config, notes)
+    return Loaded(model, config, notes, largest)
 
 
 def load_drafter(
@@ -116,8 +121,9 @@ def _checked(resolution: Resolution) -> list[Problem]:
     return problems
 
 
-def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str, progress: Progress | None) -> None:
-    """Allocates every weight, reads all tensors into their places, then hangs the weights into the module."""
+def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str, progress: Progress | None) -> int:
+    """Allocates every weight, reads all tensors into their places, then hangs the weights into the module. Returns the
+    bytes of the largest tensor."""
     checkpoint, parameters = resolution.checkpoint, dict(module.named_parameters())
     fillings = {name: resolution.fillings[name] for name in parameters}
     places: dict[str, Tensor] = {}  # tensor of the checkpoint -> where it goes
@@ -131,12 +137,9 @@ def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str,
         for name, filling in fillings.items()
         if name not in plain
     }
-    infos = [checkpoint.tensors[name] for name in places] if torch.device(device).type != "meta" else []
-    for info, values in read_tensors(
-        infos, into=lambda info: _in_place(places[info.name], info.dtype), progress=progress
-    ):
-        if values.data_ptr() != places[info.name].data_ptr():
-            places[info.name].copy_(values)
+    infos = [checkpoint.tensors[name] for name in places]
+    largest = max((info.nbytes for info in infos), default=0)
+    _read(infos, places, torch.device(device), progress)
     places.clear()  # what is laid out anew below must be the last to hold its tensors
     weights: dict[str, Weight] = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in plain.items()}
     for name in list(packed):
@@ -148,6 +151,26 @@ def _fill(module: nn.Module, resolution: Resolution, device: torch.device | str,
         ]
         weights[name] = parts[0] if len(parts) == 1 else Joined(tuple(parts))
     _hang(module, weights)
+    return largest
+
+
+def _read(
+    infos: Sequence[TensorInfo], places: Mapping[str, Tensor], device: torch.device, progress: Progress | None
+) -> None:
+    """Reads tensors into their places, which are on this device."""
+    if device.type == "meta":
+        return
+    if device.type == "cuda":
+        staging, threads = Staging(device), max(THREADS, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
+        for info, values in read_tensors(infos, into=staging.take, threads=threads, progress=progress):
+            staging.send(values, places[info.name])
+        staging.finish()
+        return
+    for info, values in read_tensors(
+        infos, into=lambda info: _in_place(places[info.name], info.dtype), progress=progress
+    ):
+        if values.data_ptr() != places[info.name].data_ptr():
+            places[info.name].copy_(values)
 
 
 def _for_kernels(weight: WeightFormat) -> WeightFormat:

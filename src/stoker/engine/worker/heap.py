@@ -3,7 +3,8 @@ process is idle, and excludes from garbage collection what was loaded at the sta
 
 import ctypes
 import gc
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 ARENAS = 2  # glibc would create one per thread, and each retains its peak
@@ -34,3 +35,16 @@ def freeze_loaded() -> None:
     time, during which everything waits."""
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """For reading what is large and stays: looking for garbage among the headers of 113,000 tensors, again and again
+    while they are read, took as long as reading them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -212,7 +212,8 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
 
     watch = Stopwatch(_every_percent(send))
     try:
-        built = spec.build(watch.report)
+        with heap.collection_paused():
+            built = spec.build(watch.report)
     except StokerError as error:
         return send(Ended(error))
     except Exception as error:

@@ -56,7 +56,7 @@ async def state(request: Request) -> dict[str, Any]:
             "checkpoints": stats.snapshots,
             "cache_bytes": stats.cache_bytes,
         },
-        "memory": memory and {"available": memory.available, "total": memory.total, "reserve": service.plan.reserve},
+        "memory": memory and {"available": memory.available, "total": memory.total, "reserve": service.memory.reserve},
     }
 
 

@@ -2,7 +2,7 @@
 
 On unified memory and on CPUs what counts is what the system could still give without swapping (MemAvailable), or what
 is left of a control group's limit, whichever is less; a driver's own figure knows neither. A card with memory of its
-own is judged by that memory: weights and caches are there, and how much the host has free says nothing about them.
+own is judged by that memory, for weights and caches are there; its host only by what processes and loading need.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from stoker.sizes.memory import size
 log = logging.getLogger("stoker.server")
 
 RESERVE_SHARE, LEAST_RESERVE = 0.08, 256 << 20  # of the machine's memory, to stay free
+CARD_HOST_RESERVE = 2 << 30  # at most, of a host beside a card with memory of its own
 LOW, CRITICAL = 0.5, 0.25  # of the reserve: below the first something is given up, below the second the server ends
 READ_S = 1.0
 PROC = "STOKER_PROC"  # environment: a folder with a meminfo to read in place of /proc, for tests
@@ -30,17 +31,23 @@ class Reading:
 
     available: int
     total: int
+    host: "Reading | None" = None  # beside a card whose own memory this is
 
     @property
     def reserve(self) -> int:
         """What should stay free if nobody says otherwise."""
         return max(LEAST_RESERVE, int(self.total * RESERVE_SHARE))
 
+    @property
+    def host_reserve(self) -> int:
+        """What should stay free of the host's memory. Beside a card no model lies there: less will do."""
+        return self.reserve if self.host is None else min(self.host.reserve, CARD_HOST_RESERVE)
+
 
 def read_memory(device: str = "cpu") -> Reading:
     """Of an accelerator with memory of its own; else of the host, or its control group if that has less."""
     if device.startswith("cuda") and (own := _device(device)):
-        return own
+        return Reading(*own, host=read_memory())
     found = _host()
     if not os.environ.get(PROC):
         limits = [Reading(limit - used, limit) for limit, used in _group_limits()]
@@ -99,14 +106,15 @@ def _number(file: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _device(device: str) -> Reading | None:
-    """Memory of an accelerator; None where it shares the host's."""
+def _device(device: str) -> tuple[int, int] | None:
+    """Available and all memory of an accelerator; None where it shares the host's."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     if getattr(properties, "is_integrated", False):
         return None
-    return Reading(*torch.cuda.mem_get_info(device))
+    available, total = torch.cuda.mem_get_info(device)
+    return available, total
 
 
 class MemoryGuard:
@@ -121,7 +129,7 @@ class MemoryGuard:
         turn_away: Callable[[str], object],
         end: Callable[[str], object],
     ) -> None:
-        self._read, self._reserve = read, reserve
+        self._read, self.reserve = read, reserve
         self._evict_cache, self._turn_away, self._end = evict_cache, turn_away, end
         self._level = 0
         self.latest: Reading | None = None
@@ -139,10 +147,10 @@ class MemoryGuard:
     def look(self) -> None:
         """One reading, and what follows from it."""
         self.latest = reading = self._read()
-        if reading.available >= self._reserve * LOW:
+        if reading.available >= self.reserve * LOW:
             self._level = 0
             return
-        numbers = f"{size(reading.available)} of memory are left and {size(self._reserve)} should be"
+        numbers = f"{size(reading.available)} of memory are left and {size(self.reserve)} should be"
         if self._level == 0:
             self._level = 1
             log.warning("%s: the prefix cache is given up", numbers)
@@ -151,7 +159,7 @@ class MemoryGuard:
             self._level = 2
             log.warning("%s: waiting requests are turned away", numbers)
             self._turn_away(f"{numbers}: requests that wait are turned away. Try again later.")
-        elif reading.available < self._reserve * CRITICAL and self._level == 2:
+        elif reading.available < self.reserve * CRITICAL and self._level == 2:
             self._level = 3
             log.error("%s: the server ends before the host swaps", numbers)
             self._end(

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.backends.family import PAGE_SIZE
-from stoker.backends.network.load import config_dtype
+from stoker.backends.network.decoder import Decoder
+from stoker.backends.network.load import config_dtype, load_model
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
@@ -22,6 +23,8 @@ from stoker.weights.resolve import resolve_model
 LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
 RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
+HOST_RUNTIME = 3 << 30  # bytes of the host's beside a card: two processes that use CUDA, and those that compile kernels
+STAGED = 512 << 20  # bytes of the host's that weights lie in on their way to a card
 PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
 MOST_PROMPT, LEAST_PROMPT = 8192, 512  # tokens that a GPU computes of prompts at a time
 PROMPT_SHARE = 32  # and the part of the room that buffers for them may take: one in so many bytes
@@ -64,13 +67,17 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     context = config.context or model.max_positions
     if config.context and config.context > model.max_positions:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
-    choice = DraftChoice.parse(config.draft).resolved(_has_mtp(config.directory, model), config.directory)
     # dense models have no kernels of their own on an accelerator
     on_gpu = config.device.startswith("cuda") and model.moe is not None
+    hollow = load_model(config.directory, device="meta") if on_gpu else None
+    mtp = hollow.model.mtp is not None if hollow else _has_mtp(config.directory, model)
+    choice = DraftChoice.parse(config.draft).resolved(mtp, config.directory)
     caches = _caches(config, model, choice, on_gpu)
     least = caches.pages(context)
     shared = least if config.context else min(least, SHARED_CONTEXT // PAGE_SIZE)
     wanted = least + (config.users - 1) * shared
+    if hollow and reading.host is not None:
+        _check_host(config, reading, reading.host, hollow.largest)
     reserve = reading.reserve if config.reserve is None else config.reserve
     room = max(0, reading.available - reserve)
     if config.memory is not None:
@@ -78,12 +85,14 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     sizes = EngineConfig(
         wanted, config.users, choice.depth, prefill_pause=config.prompt_pause, snapshots=1, kv_dtype=config.kv_dtype
     )
-    weights, buffers = _weight_bytes(config), []
-    if on_gpu:
-        weights, buffers, sizes = _on_gpu(config, choice, sizes, room)
+    if hollow:
+        weights, buffers, sizes = _on_gpu(config, choice, sizes, room, hollow.model)
+    else:
+        weights, buffers = _weight_bytes(config), []
 
     def planned(context: int) -> MemoryPlan:
-        loaded = [Item("weights", weights), Item("runtime", RUNTIME)]
+        # beside a card with memory of its own, processes are the host's affair
+        loaded = [Item("weights", weights), *([Item("runtime", RUNTIME)] if reading.host is None else [])]
         return plan_memory(
             caches, loaded, buffers, context=context, users=config.users, pages=wanted,
             prefix_cache=config.prefix_cache, budget=room,
@@ -95,10 +104,12 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
         memory = planned(context)
     if not memory.fits:
         parts = ", ".join(f"{item} {size(item.bytes)}" for item in memory.items)
+        where = "" if reading.host is None else " on the card"
         raise RequestError(
             f"one request of {context:,} tokens does not fit: {parts} are {size(memory.total)}, and of "
-            f"{size(reading.available)} available {size(reserve)} stay free for the system, which leaves {size(room)}. "
-            "Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower --reserve."
+            f"{size(reading.available)} available{where} {size(reserve)} stay free for the system, which leaves "
+            f"{size(room)}. Ask for a shorter --context or fewer --users, store KV as --kv-dtype fp8, or lower "
+            "--reserve."
         )
     sizes = replace(sizes, pages=memory.pages, snapshots=memory.snapshots, assumed_tokens=config.assume_acceptance)
     own = caches.own(sizes.pages, sizes.slots, sizes.snapshots)
@@ -121,21 +132,34 @@ def _caches(config: ServerConfig, model: ModelConfig, choice: DraftChoice, on_gp
     return caches_of(network, "stoker", kv, Draft(kind, choice.depth), cpu=not on_gpu, activation=activation)
 
 
+def _check_host(config: ServerConfig, reading: Reading, host: Reading, largest: int) -> None:
+    """Refuses a host without room for the processes and for what passes through it while weights are read: the reader
+    holds up to two of the largest tensors."""
+    reserve = reading.host_reserve if config.reserve is None else config.reserve
+    needed = HOST_RUNTIME + 2 * largest + STAGED
+    if host.available - reserve < needed:
+        raise RequestError(
+            f"the host has {size(host.available)} of memory available, of which {size(reserve)} stay free for the "
+            f"system; two processes with CUDA and the buffers of loading need {size(needed)} of it beside the card. "
+            "End other programs, or lower --reserve."
+        )
+
+
 def _on_gpu(
-    config: ServerConfig, choice: DraftChoice, sizes: EngineConfig, room: int
+    config: ServerConfig, choice: DraftChoice, sizes: EngineConfig, room: int, hollow: Decoder
 ) -> tuple[int, list[Item], EngineConfig]:
     """Packed weights and buffers, measured, and the engine they are for. Pages are those that are wanted: if fewer fit,
     contexts are shorter and need no more. Prompts are computed in as large chunks as their share of the room allows,
     and from copies of dense weights that need no unpacking if the room is ample."""
     from stoker.backends.gpu.measure import measure
 
-    sizes = replace(sizes, prefill_budget=MOST_PROMPT, dense_copies=True)
-    found = measure(config.directory, sizes, choice)
-    if found.copies > (room - found.weights) / COPIES_SHARE:
-        sizes = replace(sizes, dense_copies=False)
-        found = measure(config.directory, sizes, choice)
-    while found.prompts > room / PROMPT_SHARE and sizes.prefill_budget > LEAST_PROMPT:
-        sizes = replace(sizes, prefill_budget=sizes.prefill_budget // 2)
+    wanted = replace(sizes, prefill_budget=MOST_PROMPT, dense_copies=True)
+    found = measure(config.directory, wanted, choice, hollow)
+    chunk, copies = MOST_PROMPT, found.copies <= (room - found.weights) / COPIES_SHARE
+    while chunk > LEAST_PROMPT and found.prompts * chunk / MOST_PROMPT > room / PROMPT_SHARE:
+        chunk //= 2
+    sizes = replace(wanted, prefill_budget=chunk, dense_copies=copies)
+    if sizes != wanted:
         found = measure(config.directory, sizes, choice)
     buffers = [
         Item("dense weights once more, in 16 bit for prompts", found.copies),

@@ -46,7 +46,7 @@ class Service:
         self.failure: StokerError | None = None  # why the server had to stop
         self.on_end: Callable[[str], object] = lambda reason: None
         # of the host: the memory of a GPU is allocated as a whole at the start
-        reserve = plan.reserve if config.reserve is not None else read_memory().reserve
+        reserve = plan.reserve if config.reserve is not None else plan.reading.host_reserve
         self.memory = MemoryGuard(read_memory, reserve, self._evict_cache, self.abort_waiting, self._stop_for_memory)
         self.metrics.watch(self._gauges)
 
@@ -231,7 +231,7 @@ class Service:
             yield "stoker:memory_available_bytes", "What the system could still give.", self.memory.latest.available
         yield "stoker:kv_bytes", "Bytes of KV pages, the drafter's included.", self.plan.kv_bytes
         yield "stoker:state_bytes", "Bytes of recurrent states, kept ones included.", self.plan.state_bytes
-        yield "stoker:memory_reserve_bytes", "What should stay free.", self.plan.reserve
+        yield "stoker:memory_reserve_bytes", "What should stay free.", self.memory.reserve
         stats = self.supervisor.stats
         if stats:
             yield from engine_gauges(stats)

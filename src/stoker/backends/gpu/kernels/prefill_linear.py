@@ -141,11 +141,11 @@ def prefill_linear(x: Tensor, weight: PackedWeight, y: Tensor, add: bool = False
 
 
 HOPPER = {"M": 128, "N": 256, "K": 64, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}
-HOPPER_FEW = (  # tried in this order, until there are as many programs as multiprocessors
+HOPPER_FEW = (  # tried in this order, until every second multiprocessor has a program
     HOPPER,
-    {"M": 128, "N": 128, "K": 64, "SUPER": SUPER, "num_warps": 8, "num_stages": 4},
-    {"M": 64, "N": 64, "K": 128, "SUPER": SUPER, "num_warps": 4, "num_stages": 4},
-    {"M": 64, "N": 32, "K": 128, "SUPER": SUPER, "num_warps": 4, "num_stages": 4},
+    {"M": 64, "N": 128, "K": 64, "SUPER": SUPER, "num_warps": 4, "num_stages": 4},
+    {"M": 64, "N": 64, "K": 128, "SUPER": SUPER, "num_warps": 4, "num_stages": 5},
+    {"M": 64, "N": 32, "K": 128, "SUPER": SUPER, "num_warps": 4, "num_stages": 6},
 )
 LITTLE = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 4}  # 99 KB of shared memory
 AMD = {"M": 128, "N": 128, "K": 32, "SUPER": SUPER, "num_warps": 8, "num_stages": 2}
@@ -159,7 +159,7 @@ def launch_shape(device: torch.device, tokens: int, rows: int) -> dict[str, Any]
     shape = pick(device, HOPPER, LITTLE, AMD)
     if shape is not HOPPER:
         return shape
-    enough = multiprocessors(device)
+    enough = multiprocessors(device) // 2
     for few in HOPPER_FEW:
         if triton.cdiv(tokens, few["M"]) * triton.cdiv(rows, few["N"]) >= enough:
             return few
