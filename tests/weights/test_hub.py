@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.weights.hub import ATTEMPTS, Hub, HubError, parse_repository
-from tests.checkpoint.build.stand_in_hub import COMMIT, Fault, StandInHub
+from tests.support.stand_in_hub import COMMIT, Fault, StandInHub
 
 DATA = bytes(range(256)) * 40
 FILE = "model.safetensors"

@@ -13,7 +13,7 @@ from stoker.weights.checkpoint import INDEX
 from stoker.weights.hub import Hub, HubError
 from tests.checkpoint.build.conftest import CopyOf, Published
 from tests.checkpoint.build.result import bytes_of, tensor
-from tests.checkpoint.build.stand_in_hub import COMMIT, Fault, StandInHub
+from tests.support.stand_in_hub import COMMIT, Fault, StandInHub
 from tests.support import situations
 
 HF = "hf:owner/model"
