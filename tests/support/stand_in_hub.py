@@ -42,6 +42,7 @@ class StandInHub:
     faults: list[Fault] = field(default_factory=list)
     token: str = ""  # required when set
     gated: bool = False  # files need the token, their list does not
+    xet: bool = False  # say that large files may be had by Xet, too, which is not spoken here
     redirect: bool = False  # send file requests on to another host, as a hub does to its CDN
     commit: str = COMMIT
     branches: dict[str, str] | None = None  # name -> commit; None: every name stands at `commit`
@@ -143,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.redirect and not on_cdn:
             headers = {"Location": f"http://localhost:{hub.port}/cdn/{name}", "X-Repo-Commit": hub.commit}
             linked = {"X-Linked-Size": str(file.stat().st_size), "X-Linked-ETag": f'"{_etag(file)}"'}
+            if hub.xet and is_large(file):
+                linked |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{hub.endpoint}/xet"}
             return self._answer(302, b"", headers | linked)
         spared = self.command == "HEAD"
         return self._file(file, Fault() if spared else hub.fault_for(name) or Fault())

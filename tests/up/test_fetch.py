@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -315,6 +316,23 @@ def test_a_revision_in_the_source_counts_and_two_that_differ_are_refused(stand_i
         get(f"{HF}@v1", revision="v2")
 
 
+@pytest.mark.parametrize("revision", ["../../refs", "/etc/x", "a//b", "", "a b"])
+def test_a_revision_that_is_none_is_refused(cache, revision):
+    with pytest.raises(FetchError, match="cannot name a commit, tag or branch"):
+        get(revision=revision)
+
+
+def test_files_of_another_host_are_read_there_without_the_token(stand_in, cache, monkeypatch):
+    """As a hub hands out large files, with what it says to tools that can do more than HTTP."""
+    stand_in.token, stand_in.redirect, stand_in.xet = "secret", True, True
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    fetched, _ = get()
+    assert files_in(fetched.path) == READ
+    assert stand_in.sent_by_file[ONE] == len(DATA[ONE]) + 1
+    asked = {path.partition("/")[2].partition("/")[0]: token for path, _, token in stand_in.requests}
+    assert asked == {"api": "Bearer secret", "owner": "Bearer secret", "cdn": None}
+
+
 def test_without_a_hub_the_cache_serves_what_is_complete_and_right(stand_in, cache, monkeypatch):
     first, _ = get()
     point_at("http://127.0.0.1:9", monkeypatch)
@@ -405,6 +423,29 @@ def test_killed_in_the_middle_of_a_file_it_goes_on_there(stand_in, tmp_path):
     assert not error
     assert said.splitlines()[-1].endswith(COMMIT)
     assert stand_in.sent_by_file[ONE] == 1_000_001
+    assert_only_whole_files(tmp_path / "hub")
+
+
+@pytest.mark.long
+def test_killed_again_and_again_it_arrives(stand_in, tmp_path):
+    """At any moment there are whole files under final names and beginnings of right content beside them."""
+    pick = random.Random(1)
+    for name in DATA:  # in pieces of a tenth, each cut after a pause in which the kill may come
+        stand_in.faults += [Fault(name, keep=len(DATA[name]) // 10, hold=threading.Event()) for _ in range(5)]
+    for _ in range(12):
+        process = start(stand_in, tmp_path)
+        until = time.monotonic() + pick.uniform(0.0, 3.0)
+        while time.monotonic() < until and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        assert_only_whole_files(tmp_path / "hub", but=len(unfinished(tmp_path / "hub")))
+        for name in DATA:
+            begun = storage(tmp_path / "hub") / "blobs" / f"{sha256(DATA[name])}.stoker.incomplete"
+            assert not begun.exists() or DATA[name].startswith(begun.read_bytes())
+    stand_in.faults.clear()
+    said, error = start(stand_in, tmp_path).communicate(timeout=60.0)
+    assert (said.splitlines()[-1][-40:], error) == (COMMIT, "")
     assert_only_whole_files(tmp_path / "hub")
 
 

@@ -98,6 +98,7 @@ def test_a_card_is_read_while_weights_are(tmp_path, monkeypatch):
     """The process is a stand-in for one with a GPU."""
     program = """
 import json, time
+print("a module says hello")
 print(json.dumps({"phase": "copy", "device": "cuda:0"}), flush=True)
 print(json.dumps({"phase": "gemv", "device": "cuda:0"}), flush=True)
 time.sleep(0.6)

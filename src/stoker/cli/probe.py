@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +21,7 @@ def probe(
         str | None, typer.Option("--box", help="What this box is, if it is not recognised: spark, strix-halo, ...")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="A file or folder of weights, whose disk is measured.")
+        str | None, typer.Option("--model", help="A file or folder of weights, whose disk is measured, or demo.")
     ] = None,
     python: Annotated[
         str | None, typer.Option("--python", help="The Python whose torch measures memory, as that of a vLLM.")
@@ -34,11 +33,12 @@ def probe(
 
     import msgspec
 
+    from stoker.demo import checkpoint_at
     from stoker.up.probe import probe_box
 
     console = error_console()
     with console.status("cards and memory") as status:
-        found = probe_box(box, model, python or sys.executable, told=status.update)
+        found = probe_box(box, checkpoint_at(model) if model else None, python or sys.executable, told=status.update)
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return

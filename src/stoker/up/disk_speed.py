@@ -27,8 +27,8 @@ def read_speed(model: Path | None) -> Disk:
         if file is None or _size(file) < BLOCK:
             raise OSError(f"{_short(model)} holds no file of {BLOCK >> 20} MiB or more to read")
         return _measure(file.resolve(), _short(file))
-    with _temporary() as file:
-        return _measure(file, f"a temporary file in {_short(file.parent)}")
+    with _temporary() as (file, name):
+        return _measure(file, name)
 
 
 def _measure(path: Path, name: str) -> Disk:
@@ -68,21 +68,23 @@ def _measure(path: Path, name: str) -> Disk:
 
 
 @contextmanager
-def _temporary() -> Iterator[Path]:
+def _temporary() -> Iterator[tuple[Path, str]]:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
     free = shutil.disk_usage(folder).free
     if free < WRITTEN + SPARE:
         raise OSError(f"{_short(folder)} has {free / 1e9:.1f} GB free, too few for a temporary file; name a --model")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="stoker-probe-") as file:
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        raise OSError("a temporary file needs Linux; name a --model")
+    with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so that not even a kill leaves it there
         block = os.urandom(1 << 20) * (BLOCK >> 20)
         for _ in range(WRITTEN // BLOCK):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        yield Path(file.name)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        yield descriptors / str(file.fileno()), f"a temporary file in {_short(folder)}"
 
 
 def _size(path: Path) -> int:

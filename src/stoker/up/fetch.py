@@ -24,6 +24,7 @@ HF = "hf:"
 # What engines read: weights, configs, tokenizers and templates. Weights of other frameworks are left out.
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
 FOLDERS = ("drafter", "additional_chat_templates")  # others hold the same weights again, in other forms
+REVISION = re.compile(r"[\w][\w.+-]*(/[\w.+-]+)*")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -117,6 +118,8 @@ def _from_hub(
     if named != "main" and revision not in (None, "main", named):
         raise FetchError(f"{source} names one revision and the recipe another, {revision}; leave one of them out.")
     revision = named if revision in (None, "main") else revision
+    if not REVISION.fullmatch(revision) or ".." in revision:
+        raise FetchError(f"{revision!r} cannot name a commit, tag or branch.")
     cache = HubCache(into or Path(constants.HF_HUB_CACHE), repository)
     cached = cache.find(revision)
     if is_offline_mode():

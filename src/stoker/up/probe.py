@@ -142,13 +142,13 @@ def _measure(
     told("starting a process that measures memory")
     with tempfile.TemporaryFile() as errors:
         for line in _lines([python, "-c", Path(bandwidth.__file__).read_text(encoding="utf-8"), str(most)], errors):
-            if line:
+            if line.startswith(b"{"):  # and not what some module prints when it is imported
                 message = json.loads(line)
                 found, phase, device = message.get("result", found), message.get("phase"), message.get("device", "cpu")
                 reads = phase == "gemv" and device != "cpu"
                 if phase in DOING:
                     told(f"{DOING[phase]} on {device}")
-            elif reads:
+            elif reads and not line:
                 for handle, readings in zip(handles, seen, strict=True):
                     readings.append(handle.read())
         if found is None:
