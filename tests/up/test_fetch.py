@@ -17,7 +17,9 @@ import pytest
 from stoker.demo import EMBEDDED
 from stoker.errors import StokerError
 from stoker.up.fetch import Fetched, FetchError, FetchProgress, fetch, select
+from stoker.up.hashes import blocks
 from stoker.weights.hub import HubError
+from tests.support.services import wait
 from tests.support.stand_in_hub import COMMIT, Fault, StandInHub, sha256
 
 HF = "hf:owner/model"
@@ -122,6 +124,19 @@ def test_again_nothing_is_sent_and_nothing_read(stand_in, cache, monkeypatch):
     assert again == first
     assert told[-1].step == "checking"
     assert [path.partition("?")[0] for path, _, _ in stand_in.requests] == ["/api/models/owner/model/revision/main"]
+
+
+def test_what_arrived_is_not_read_back(stand_in, cache, monkeypatch):
+    read: list[str] = []
+
+    def noted(path: Path) -> Iterator[memoryview]:
+        read.append(path.name)
+        return blocks(path)
+
+    monkeypatch.setattr("stoker.up.hashes.blocks", noted)
+    get()
+    assert not set(read) & {sha256(data) for data in DATA.values()}
+    assert read  # small files, which huggingface_hub wrote
 
 
 def test_what_was_asked_for_comes_too_and_weights_that_are_there_twice_do_not():
@@ -408,11 +423,7 @@ def test_killed_in_the_middle_of_a_file_it_goes_on_there(stand_in, tmp_path):
     blobs = storage(tmp_path / "hub") / "blobs"
     begun, other = blobs / f"{sha256(DATA[ONE])}.stoker.incomplete", blobs / sha256(DATA[TWO])
     try:
-        until = time.monotonic() + 60.0
-        while time.monotonic() < until:
-            if other.exists() and begun.exists() and begun.stat().st_size == 2_000_000:
-                break
-            time.sleep(0.01)
+        wait(lambda: other.exists() and begun.exists() and begun.stat().st_size == 2_000_000)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -453,8 +464,7 @@ def test_two_at_once_send_everything_once(stand_in, tmp_path):
     hold = threading.Event()
     stand_in.faults += [Fault(ONE), Fault(ONE, keep=2_000_000, hold=hold)]
     first = start(stand_in, tmp_path)
-    while not stand_in.sent_by_file[ONE] > 1:
-        time.sleep(0.01)
+    wait(lambda: stand_in.sent_by_file[ONE] > 1)
     second = start(stand_in, tmp_path)
     lines = iter(second.stdout or ())
     assert next(lines).startswith("listing")

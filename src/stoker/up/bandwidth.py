@@ -57,7 +57,7 @@ def with_torch(most: int) -> list[dict[str, Any]]:
 
     if torch.cuda.is_available():
         return [on_gpu(torch, index, most) for index in range(torch.cuda.device_count())]
-    matrix = torch.ones(rows(most, 4), COLUMNS)
+    matrix = torch.ones(rows(most // 2, 4), COLUMNS)
     target, vector, out = torch.empty_like(matrix), torch.ones(COLUMNS), torch.empty(len(matrix))
     found = measure(
         "cpu",
@@ -91,7 +91,7 @@ def on_gpu(torch: Any, index: int, most: int) -> dict[str, Any]:
 def with_numpy(most: int) -> list[dict[str, Any]]:
     import numpy as np
 
-    matrix = np.ones((rows(most, 4), COLUMNS), np.float32)
+    matrix = np.ones((rows(most // 2, 4), COLUMNS), np.float32)
     target, vector, out = np.empty_like(matrix), np.ones(COLUMNS, np.float32), np.empty(len(matrix), np.float32)
     found = measure(
         "cpu",
@@ -108,7 +108,7 @@ def rows(most: int, itemsize: int) -> int:
 
 
 def main() -> None:
-    """The argument is the most bytes that a matrix may take; twice as many are used."""
+    """The argument is the most bytes that a matrix may take; a copy of it takes as many. CPUs get half."""
     most = int(sys.argv[1])
     torch = importlib.util.find_spec("torch") is not None
     devices = with_torch(most) if torch else with_numpy(most)

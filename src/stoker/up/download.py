@@ -198,9 +198,6 @@ class Download:
         """Appends what is missing; False, and the file is gone, if the whole does not have the right hash."""
         hasher = hashlib.sha256()
         with path.open("ab", buffering=0) as local:
-            if local.tell() > file.size:
-                local.truncate(0)
-                local.seek(0)
             start = done = local.tell()
             for block in blocks(path, start):
                 hasher.update(block)
