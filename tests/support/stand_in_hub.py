@@ -76,6 +76,17 @@ class StandInHub:
             found.append(entry)
         return found
 
+    def tree(self) -> list[dict[str, Any]]:
+        """The same as snapshot_download asks for it."""
+        found = []
+        for entry in self.listing(hashes=True):
+            lfs = entry.get("lfs")
+            more = {"lfs": {**lfs, "oid": lfs["sha256"]}} if lfs else {}
+            found.append(
+                {"type": "file", "path": entry["rfilename"], "size": entry["size"], "oid": entry["blobId"], **more}
+            )
+        return found
+
     @contextmanager
     def running(self) -> Iterator["StandInHub"]:
         hub = self
@@ -136,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(403 if authorization and hub.gated else 401, b"", refused)
         if listed != path:
             return self._list(listed, "blobs" in parts.query)
+        if path == f"/api/models/{hub.repository}/tree/{hub.commit}":
+            return self._answer(200, json.dumps(hub.tree()).encode())
         match = re.fullmatch(rf"/{hub.repository}/resolve/([^/]+)/(.+)|/cdn/(.+)", path)
         name = (match[2] or match[3]) if match else ""
         file = hub.directory / name

@@ -126,6 +126,17 @@ def test_again_nothing_is_sent_and_nothing_read(stand_in, cache, monkeypatch):
     assert [path.partition("?")[0] for path, _, _ in stand_in.requests] == ["/api/models/owner/model/revision/main"]
 
 
+def test_other_tools_find_what_was_fetched_and_what_they_fetched_is_used(stand_in, cache):
+    there = huggingface_hub.snapshot_download("owner/model", allow_patterns=["*.json", ONE])
+    stand_in.sent_by_file.clear()
+    fetched, _ = get()
+    assert str(fetched.path) == there
+    assert set(stand_in.sent_by_file) & READ == {TWO, "chat_template.jinja"}
+    read = ["*.safetensors", "*.json", "*.jinja"]
+    found = huggingface_hub.snapshot_download("owner/model", local_files_only=True, allow_patterns=[*read])
+    assert found == there
+
+
 def test_what_arrived_is_not_read_back(stand_in, cache, monkeypatch):
     read: list[str] = []
 
@@ -416,7 +427,8 @@ def start(stand_in: StandInHub, home: Path, **more: str) -> "subprocess.Popen[st
     )
 
 
-def test_killed_in_the_middle_of_a_file_it_goes_on_there(stand_in, tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_ended_in_the_middle_of_a_file_it_goes_on_there(stand_in, tmp_path, ending):
     hold = threading.Event()
     stand_in.faults += [Fault(ONE), Fault(ONE, keep=2_000_000, hold=hold)]
     process = start(stand_in, tmp_path)
@@ -425,8 +437,8 @@ def test_killed_in_the_middle_of_a_file_it_goes_on_there(stand_in, tmp_path):
     try:
         wait(lambda: other.exists() and begun.exists() and begun.stat().st_size == 2_000_000)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.send_signal(ending)
+        process.communicate(timeout=30.0)  # though the hub is silent
         hold.set()
     assert_only_whole_files(tmp_path / "hub", but=1)
     stand_in.sent_by_file.clear()

@@ -28,6 +28,7 @@ from stoker.weights.json_file import read_json
 
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 6
+LARGEST_RANGE = 8 << 30  # bytes of a request: content networks refuse answers of more than 20 to 50 GB
 LONGEST_WAIT = 300.0  # seconds; a server that asks for more is left alone
 LOGIN = "log in with `hf auth login` (or set HF_TOKEN) and accept the model's terms on its page"
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -149,13 +150,14 @@ class Hub:
         """Bytes `start` to `stop` in order; a cut connection is taken up again where it broke."""
         position, failures = start, 0
         while position < stop:
+            end = min(stop, position + LARGEST_RANGE)
             try:
-                for data in self._range(file.name, position, stop, file):
-                    data = data[: stop - position]
+                for data in self._range(file.name, position, end, file):
+                    data = data[: end - position]
                     position += len(data)
                     failures = 0
                     yield data
-                if position < stop:
+                if position < end:
                     raise _TryAgain(f"the connection was cut after {position - start:,} of {stop - start:,} bytes")
             except (_TryAgain, *FAILURES) as error:
                 failures += 1
