@@ -69,6 +69,14 @@ def test_the_limit_is_four_fifths_of_what_others_measured(rate, warned):
     assert bool(texts(probe(speeds=(changed(GPU, gemv_gb_s=rate * 227),)))) is warned
 
 
+def test_each_of_several_devices_is_compared():
+    slow, well = changed(GPU, device="cuda:0", gemv_gb_s=100.0, copy_gb_s=110.0), changed(GPU, device="cuda:1")
+    (text,) = texts(probe(speeds=(slow, well)))
+    assert text.startswith("this box reads weights on cuda:0 at 44 % of what others measured (100 of 227 GB/s)")
+    (note,) = texts(probe(speeds=(slow, well)), "note")
+    assert note.startswith("this box reads weights on cuda:1 at 96 %")
+
+
 def test_more_than_the_box_has_on_paper_is_another_box():
     (text,) = texts(probe(speeds=(changed(GPU, copy_gb_s=4100.0, gemv_gb_s=4000.0),)))
     assert text.startswith("4100 GB/s were measured, more than the 273 that DGX Spark 128 GB has on paper")
@@ -139,6 +147,7 @@ def test_boxes_are_recognised_by_their_devices_or_named():
     assert box(None, ["AMD Radeon Graphics", "gfx1151"], 1) == "strix-halo"
     assert box(None, ["gfx1201", "gfx1201"], 2) == "dual-r9700"
     assert box(None, ["gfx1201"], 1) == ""
+    assert box(None, ["NVIDIA GeForce RTX 5090"] * 2, 2) == "rtx-5090"  # what is known of one
     assert box("2xspark", ["NVIDIA GB10"], 1) == "2xspark"
     assert box("this", ["NVIDIA GB10"], 1) == ""
     with pytest.raises(RequestError, match="unknown box 'sparkk'"):

@@ -21,10 +21,11 @@ SWAPPED = GIB  # bytes
 
 
 def published(box: str | None, names: Sequence[str], devices: int) -> Published | None:
-    """What is known of the box that was named, or else of one with so many such devices."""
+    """What is known of the box that was named, or else of one with so many such devices, or with one of them."""
     if box:
         return _published(find_box(box))
-    known = [found for name in names if name and (found := known_box(name, devices))]
+    counts = dict.fromkeys((devices, 1))
+    known = [found for count in counts for name in names if name and (found := known_box(name, count))]
     return _published(known[0]) if known else None
 
 
@@ -88,7 +89,7 @@ def _speed(speed: Speed, probe: BoxProbe) -> Iterator[Finding]:
     if speed.device == "cpu":
         yield _note(f"only the processor was measured, so nothing is known of the speed of {known.name}'s accelerator")
         return
-    of = f" {speed.device}" if known.devices > 1 else ""
+    of = f" on {speed.device}" if len(probe.speeds) > 1 else ""
     share, copies = speed.gemv_gb_s / known.achievable_gb_s, speed.copy_gb_s / known.achievable_gb_s
     rates = f"({shown(speed.gemv_gb_s)} of {known.achievable_gb_s:.0f} GB/s)"
     if max(speed.gemv_gb_s, speed.copy_gb_s) > IMPOSSIBLE * known.bandwidth_gb_s:
@@ -98,7 +99,7 @@ def _speed(speed: Speed, probe: BoxProbe) -> Iterator[Finding]:
             "it is another box; name the right one with --box"
         )
         return
-    said = f"this box{of} reads weights at {percent(share)} of what others measured {rates}"
+    said = f"this box reads weights{of} at {percent(share)} of what others measured {rates}"
     if share >= SLOW:
         yield _note(said)
     elif copies >= SLOW and speed.gemv_gb_s < APART * speed.copy_gb_s:
