@@ -321,7 +321,7 @@ def test_a_gated_repository_says_how_to_get_in(stand_in, cache, monkeypatch):
     assert files_in(get()[0].path) == READ
 
 
-def test_a_revision_that_was_renamed_is_a_sentence_and_one_that_moved_is_followed(stand_in, cache):
+def test_a_revision_that_was_renamed_is_a_sentence_and_one_that_moved_is_followed(stand_in, cache, waits):
     stand_in.branches = {"main": COMMIT, "v2": COMMIT}
     with pytest.raises(HubError, match=r"has no owner/model@v1 \(revision v1\); check name and revision"):
         get(revision="v1")
@@ -334,6 +334,10 @@ def test_a_revision_that_was_renamed_is_a_sentence_and_one_that_moved_is_followe
     assert moved.revision == "b" * 40
     assert (moved.path / "config.json").read_text() == '{"model_type": "y"}'
     assert not [name for name in stand_in.sent_by_file if name in DATA]  # weights that did not change
+    stand_in.commit = stand_in.branches["main"] = "c" * 40
+    (stand_in.directory / TWO).write_bytes(DATA[ONE][:1000])
+    stand_in.faults += [Fault(TWO, status=503)] * 5
+    assert (get()[0].path / TWO).read_bytes() == DATA[ONE][:1000]
 
 
 def test_a_revision_in_the_source_counts_and_two_that_differ_are_refused(stand_in, cache):

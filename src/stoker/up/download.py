@@ -20,7 +20,7 @@ from typing import Literal
 from huggingface_hub.utils import logging as hub_logging
 
 from stoker.checkpoint.inspect.checksums import DIGEST, Checksum
-from stoker.up.fetch import FetchError, FetchProgress
+from stoker.up.fetch import REPORT_S, FetchError, FetchProgress
 from stoker.up.hashes import Hashes, blocks, forget
 from stoker.up.hub_cache import COMMIT, HubCache
 from stoker.weights.hub import Hub, HubError, ListedFile
@@ -28,7 +28,6 @@ from stoker.weights.hub import Hub, HubError, ListedFile
 STREAMS = 4  # files at a time
 SYNC = 64 << 20  # bytes after which what arrived is flushed to the disk
 SPARE = 1 << 30  # bytes of the disk that stay free
-REPORT_S = 0.2
 STOP_S = 2.0
 
 

@@ -7,6 +7,7 @@ huggingface_hub, which the base install lacks, is imported when a hub is asked.
 import errno
 import fnmatch
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ HF = "hf:"
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt")
 FOLDERS = ("drafter", "additional_chat_templates")  # others hold the same weights again, in other forms
 REVISION = re.compile(r"[\w][\w.+-]*(/[\w.+-]+)*")
+REPORT_S = 0.2  # between two calls of a user's `progress`
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -92,7 +94,10 @@ def _from_folder(source: str, sha256: Mapping[str, str], progress: Report) -> Fe
     if not (path / "config.json").exists():
         raise FetchError(f"{path} has no config.json, so it is no checkpoint.")
     stated = {name: Checksum("sha256", digest, "the recipe") for name, digest in sha256.items()}
-    return Fetched(path, "", _check(path, stated, progress))
+    try:
+        return Fetched(path, "", _check(path, stated, progress))
+    except OSError as error:
+        raise FetchError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
 
 
 def _from_hub(
@@ -129,10 +134,13 @@ def _from_hub(
                 "weights; unset it, or name a directory that holds the files."
             )
         return _from_cache(*cached, sha256, progress, "")
-    download = Download(Hub(repository, revision), cache, sha256, progress)
-    download.hub.attempts = 2 if cached else download.hub.attempts  # there is another way
+    hub = Hub(repository, revision)
+    download = Download(hub, cache, sha256, progress)
+    patience = hub.attempts
     try:
+        hub.attempts = 2 if cached else patience  # there is another way
         listed = download.listing()
+        hub.attempts = patience
     except HubUnavailable as error:
         if cached is None:
             raise
@@ -148,10 +156,10 @@ def _from_hub(
     try:
         with cache.locked(lambda: progress(FetchProgress("waiting", note=f"another process fetches {repository}"))):
             path = download.run(files)
-            cache.point(revision, download.hub.revision)
+            cache.point(revision, hub.revision)
     except OSError as error:
         raise _disk_error(error, cache.storage) from error
-    return Fetched(path, download.hub.revision, sum(file.size for file in files), download.found_out)
+    return Fetched(path, hub.revision, sum(file.size for file in files), download.found_out)
 
 
 def _from_cache(commit: str, path: Path, sha256: Mapping[str, str], progress: Report, note: str) -> Fetched:
@@ -165,11 +173,14 @@ def _check(path: Path, wanted: Mapping[str, Checksum], progress: Report) -> int:
     """Bytes of all files of a folder; raises where one does not have its checksum."""
     sizes = {file: file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()}
     hashes, done, total = Hashes(), 0, sum(sizes.get(path / name, 0) for name in wanted)
+    told = time.monotonic()
 
     def seen(count: int) -> None:
-        nonlocal done
+        nonlocal done, told
         done += count
-        progress(FetchProgress("checking", done, total))
+        if done == total or time.monotonic() - told > REPORT_S:
+            told = time.monotonic()
+            progress(FetchProgress("checking", done, total))
 
     for name, checksum in wanted.items():
         if path / name not in sizes:
