@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from stoker.cli.main import app
 from stoker.errors import StokerError
-from tests.checkpoint.build.stand_in_hub import StandInHub
 from tests.support import situations
+from tests.support.stand_in_hub import StandInHub
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.weights.hub import ATTEMPTS, Hub, HubError, parse_repository
-from tests.checkpoint.build.stand_in_hub import COMMIT, Fault, StandInHub
+from tests.support.stand_in_hub import COMMIT, Fault, StandInHub
 
 DATA = bytes(range(256)) * 40
 FILE = "model.safetensors"
@@ -61,6 +61,19 @@ def test_a_cut_connection_is_taken_up_where_it_broke(stand_in: StandInHub) -> No
     ranges = [asked for path, asked, _ in stand_in.requests if path.endswith(FILE)][1:]
     assert ranges == ["bytes=0-999", "bytes=300-999", "bytes=300-999", "bytes=500-999"]
     assert slept == [1.0, 2.0, 1.0]  # the wait starts afresh after every byte of progress
+
+
+def test_more_than_one_answer_may_hold_is_asked_for_in_parts(
+    stand_in: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.weights.hub.LARGEST_RANGE", 400)
+    hub = hub_of(stand_in)
+    hub.pin()
+    file = hub.stat(FILE)
+    stand_in.faults += [Fault(FILE), Fault(FILE, keep=100)]
+    assert hub.read(file, 0, 1000) == DATA[:1000]
+    ranges = [asked for path, asked, _ in stand_in.requests if path.endswith(FILE)][1:]
+    assert ranges == ["bytes=0-399", "bytes=400-799", "bytes=500-899", "bytes=900-999"]
 
 
 def test_a_server_that_never_recovers_is_given_up_with_a_sentence(stand_in: StandInHub) -> None:

@@ -11,6 +11,7 @@ from stoker.errors import RequestError
 from stoker.plan.catalog import GIB, Box, boxes
 
 PLAIN_CPU_GB_S = 40.0  # two channels of DDR4 or half of DDR5: what no desktop falls below
+PLAIN_CPU_SHARE = 0.7  # of it, that large reads reach
 UNIFIED = ("gb10", "gh200", "thor")
 
 
@@ -32,7 +33,7 @@ def box_of(total: int, available: int, cards: Sequence[Card]) -> Box:
 
 def _card_box(cards: Sequence[Card]) -> Box:
     name, total, free = cards[0].name, sum(card.total for card in cards) / GIB, sum(card.free for card in cards) / GIB
-    known = _known(name)
+    known = known_box(name)
     peak = known.bandwidth_gb_s if known else 300.0
     said = f"bandwidth as {known.name}'s" if known else "bandwidth unknown, 300 GB/s assumed"
     return Box(
@@ -59,7 +60,7 @@ def _card_box(cards: Sequence[Card]) -> Box:
 
 def _memory_box(total: float, free: float, card: str) -> Box:
     """`total` and `free` in GiB."""
-    known = _known(card) if card else None
+    known = known_box(card) if card else None
     cores = os.cpu_count() or 1
     peak = known.bandwidth_gb_s if known else PLAIN_CPU_GB_S
     said = f"bandwidth as {known.name}'s" if known else f"bandwidth unknown, {PLAIN_CPU_GB_S:.0f} GB/s assumed"
@@ -74,7 +75,7 @@ def _memory_box(total: float, free: float, card: str) -> Box:
         usable_gib=free,
         reserve_gib=total - free + min(4.0, 0.1 * total),
         bandwidth_gb_s=peak,
-        achievable_gb_s=known.achievable_gb_s if known else 0.7 * peak,
+        achievable_gb_s=known.achievable_gb_s if known else PLAIN_CPU_SHARE * peak,
         tflops_bf16=known.tflops_bf16 if known else 0.1 * cores,
         price_usd=0.0,
         power_w=known.power_w if known else 0.0,
@@ -84,11 +85,12 @@ def _memory_box(total: float, free: float, card: str) -> Box:
     )
 
 
-def _known(card: str) -> Box | None:
-    """The box of the catalogue with such a device."""
+def known_box(card: str, devices: int = 1) -> Box | None:
+    """The box of the catalogue with so many such devices."""
     words = card.lower().replace("nvidia", "").replace("geforce", "")
     for box in boxes():
         marks = [mark for mark in (*box.aliases, box.key) if any(c.isdigit() for c in mark) and len(mark) >= 4]
-        if box.devices == 1 and any(mark.replace("-", "") in words.replace(" ", "").replace("-", "") for mark in marks):
+        found = any(mark.replace("-", "") in words.replace(" ", "").replace("-", "") for mark in marks)
+        if box.devices == devices and found:
             return box
     return None

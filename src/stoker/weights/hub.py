@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, get_session, hf_hub_url
+from huggingface_hub import HfApi, ModelInfo, get_session, hf_hub_url
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HTTPError,  # httpx's in release 1, httpx2's in release 2
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
 )
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 import stoker
@@ -26,7 +27,8 @@ from stoker.errors import StokerError
 from stoker.weights.json_file import read_json
 
 TIMEOUT = 60.0  # seconds without a byte
-ATTEMPTS = 6  # in a row without progress
+ATTEMPTS = 6
+LARGEST_RANGE = 8 << 30  # bytes of a request: content networks refuse answers of more than 20 to 50 GB
 LONGEST_WAIT = 300.0  # seconds; a server that asks for more is left alone
 LOGIN = "log in with `hf auth login` (or set HF_TOKEN) and accept the model's terms on its page"
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -36,6 +38,10 @@ T = TypeVar("T")
 
 class HubError(StokerError):
     """A hub that does not have, does not give, or does not keep what was asked for."""
+
+
+class HubUnavailable(HubError):
+    """A hub that cannot be reached, or is busy for too long. What was fetched stays; the same command goes on."""
 
 
 class _TryAgain(Exception):
@@ -55,6 +61,16 @@ class RemoteFile:
     etag: str
 
 
+@dataclass(frozen=True)
+class ListedFile:
+    """A file as the hub lists it. A hash is empty where the hub does not tell it."""
+
+    name: str
+    size: int
+    sha256: str  # of the content; of large files only
+    git_blob: str  # sha1 as git makes it: of the content of a small file, of the pointer to a large one
+
+
 def parse_repository(text: str) -> tuple[str, str]:
     """hf:OWNER/NAME or hf:OWNER/NAME@REVISION -> repository and revision."""
     name, _, revision = text.removeprefix("hf:").partition("@")
@@ -72,6 +88,7 @@ class Hub:
     endpoint: str | None = None  # None: HF_ENDPOINT, or the public hub
     token: str | bool | None = field(default=None, repr=False)  # None: HF_TOKEN or the login's; False: none
     sleep: Callable[[float], None] = time.sleep
+    attempts: int = ATTEMPTS  # in a row without progress
 
     def __post_init__(self) -> None:
         self._api = HfApi(self.endpoint, self.token, library_name="stoker", library_version=stoker.__version__)
@@ -79,25 +96,48 @@ class Hub:
 
     def pin(self) -> list[str]:
         """Turn a branch into the commit it stands at, so that all requests see the same files; returns their names."""
+        return [file.rfilename for file in self._describe()]
+
+    def files(self) -> list[ListedFile]:
+        """Pins, too; names with sizes and hashes."""
+        found = []
+        for file in self._describe(files_metadata=True):
+            if file.size is None:
+                raise HubError(f"{self._api.endpoint} does not tell the size of {self._what(file.rfilename)}.")
+            large = file.lfs
+            found.append(ListedFile(file.rfilename, file.size, large.sha256 if large else "", file.blob_id or ""))
+        return found
+
+    def _describe(self, files_metadata: bool = False) -> list[RepoSibling]:
         what = f"{self.repository}@{self.revision}"
-        try:
-            info = self._retry(
-                what, lambda: self._api.model_info(self.repository, revision=self.revision, timeout=TIMEOUT)
+
+        def ask() -> ModelInfo:
+            return self._api.model_info(
+                self.repository, revision=self.revision, timeout=TIMEOUT, files_metadata=files_metadata
             )
+
+        try:
+            info = self._retry(what, ask)
         except (ValueError, KeyError, TypeError) as error:
             raise HubError(f"{self._api.endpoint} gave no description of {what} that makes sense ({error}).") from None
         if not isinstance(info.sha, str) or info.siblings is None:
             raise HubError(f"{self._api.endpoint} gave no commit and file list for {what}.")
         self.revision = info.sha
-        return [file.rfilename for file in info.siblings]
+        return info.siblings
+
+    def cached_file(self, name: str, cache: Path | None = None) -> Path:
+        """A file by way of the cache that all tools of the hub share; nothing is sent if its content is there."""
+        return Path(
+            self._retry(
+                self._what(name),
+                lambda: self._api.hf_hub_download(
+                    self.repository, name, revision=self.revision, cache_dir=cache, etag_timeout=TIMEOUT
+                ),
+            )
+        )
 
     def json_file(self, name: str) -> dict[str, Any]:
-        """A small file, by way of the cache that all tools of the hub share."""
-        path = self._retry(
-            self._what(name),
-            lambda: self._api.hf_hub_download(self.repository, name, revision=self.revision, etag_timeout=TIMEOUT),
-        )
-        return read_json(Path(path))
+        return read_json(self.cached_file(name))
 
     def stat(self, name: str) -> RemoteFile:
         """Size and etag, from the answer to a request for the first byte."""
@@ -110,13 +150,14 @@ class Hub:
         """Bytes `start` to `stop` in order; a cut connection is taken up again where it broke."""
         position, failures = start, 0
         while position < stop:
+            end = min(stop, position + LARGEST_RANGE)
             try:
-                for data in self._range(file.name, position, stop, file):
-                    data = data[: stop - position]
+                for data in self._range(file.name, position, end, file):
+                    data = data[: end - position]
                     position += len(data)
                     failures = 0
                     yield data
-                if position < stop:
+                if position < end:
                     raise _TryAgain(f"the connection was cut after {position - start:,} of {stop - start:,} bytes")
             except (_TryAgain, *FAILURES) as error:
                 failures += 1
@@ -181,6 +222,12 @@ class Hub:
         if status in (401, 403):
             given = "authorization" in self._headers()
             seen = "the token was not accepted" if given else "no token was given"
+            if headers.get("X-Error-Code") == "GatedRepo":
+                allowed = "the account of the token has no access to it yet" if given else seen
+                return HubError(
+                    f"{endpoint} refused {what} (status {status}): the repository is gated, and {allowed}. Accept its "
+                    f"terms at {endpoint}/{self.repository}, then log in with `hf auth login` or set HF_TOKEN."
+                )
             return HubError(
                 f"{endpoint} refused {what} (status {status}, {seen}): it is private, gated or not there. "
                 f"Check the name, or {LOGIN}."
@@ -207,13 +254,13 @@ class Hub:
         reason = self._reason(what, error)
         if not isinstance(reason, _TryAgain):
             raise reason from None
-        if failures >= ATTEMPTS:
-            raise HubError(
+        if failures >= self.attempts:
+            raise HubUnavailable(
                 f"{reason}, {failures} times in a row; run the same command later to go on from here."
             ) from None
         wait = reason.wait if reason.wait is not None else float(2 ** (failures - 1))
         if wait > LONGEST_WAIT:
-            raise HubError(
+            raise HubUnavailable(
                 f"{reason} and asks to wait {wait:,.0f} s; run the same command then to go on from here."
             ) from None
         self.sleep(wait)

@@ -13,8 +13,8 @@ from stoker.weights.checkpoint import INDEX
 from stoker.weights.hub import Hub, HubError
 from tests.checkpoint.build.conftest import CopyOf, Published
 from tests.checkpoint.build.result import bytes_of, tensor
-from tests.checkpoint.build.stand_in_hub import COMMIT, Fault, StandInHub
 from tests.support import situations
+from tests.support.stand_in_hub import COMMIT, Fault, StandInHub
 
 HF = "hf:owner/model"
 
