@@ -79,10 +79,11 @@ class Guided:
 
 
 def run_until(engine: Engine, tokens: int) -> tuple[int, int]:
-    """Steps until so many tokens are out. -> tokens in the cache, and how many of them are pending."""
+    """Steps until so many tokens are out, with no step under way. -> tokens in the cache, how many of them pending."""
     sequence = next(iter(engine.scheduler))
     while len(sequence.output) < tokens:
         engine.step()
+        engine._end_step()
     return sequence.computed, sequence.replay
 
 

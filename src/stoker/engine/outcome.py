@@ -53,7 +53,7 @@ def emit(request: Request, tokens: list[int], logits: Tensor, first: int) -> Eve
     finish, error, damaged = None, None, False
     while count < len(tokens) and finish is None:
         token = tokens[count]
-        if not _is_finite(logits[first + count], token, whole=not request.output):
+        if logits.is_cpu and not _is_finite(logits[first + count], token, whole=not request.output):
             request.output.append(token)  # there is a token after each computed one, and nobody is told of this
             finish, damaged = Finish.ERROR, True
             error = (
@@ -75,8 +75,10 @@ def emit(request: Request, tokens: list[int], logits: Tensor, first: int) -> Eve
         else:
             finish = request.finish_after(token)
     stop = request.text.stopped if request.text else None
-    prompt = tuple(request.prompt_logprobs[place] for place in sorted(request.prompt_logprobs))
-    request.prompt_logprobs = {}
+    prompt: tuple[TokenLogprob, ...] = ()
+    if request.prompt_logprobs:
+        prompt = tuple(request.prompt_logprobs[place] for place in sorted(request.prompt_logprobs))
+        request.prompt_logprobs = {}
     return Event(
         request.id,
         tuple(tokens[:count]),
@@ -92,8 +94,6 @@ def emit(request: Request, tokens: list[int], logits: Tensor, first: int) -> Eve
 def _is_finite(logits: Tensor, token: int, whole: bool) -> bool:
     """Of one row [vocab] the chosen token's logit, or all of them. On accelerators, where to look is to wait, only the
     server's self-test looks."""
-    if not logits.is_cpu:
-        return True
     return math.isfinite(float(logits.sum() if whole else logits[token]))
 
 

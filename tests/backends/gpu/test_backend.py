@@ -431,7 +431,7 @@ def test_the_controller_is_told_how_many_experts_a_step_touched(
 
     forwarded: list[Program] = []
 
-    def fill(self: Program, rows: Any, own=Program.fill) -> None:
+    def forward(self: Program, rows: Any, own=Program.forward) -> None:
         forwarded.append(self)
         own(self, rows)
 
@@ -441,7 +441,7 @@ def test_the_controller_is_told_how_many_experts_a_step_touched(
         own(self, emitted, 1e-3, 0.0, distinct)  # a draft costs nothing, however busy the machine: all are verified
 
     monkeypatch.setattr(GpuBackend, "distinct_experts", noted)
-    monkeypatch.setattr(Program, "fill", fill)
+    monkeypatch.setattr(Program, "forward", forward)
     monkeypatch.setattr(DepthController, "observe", unhurried)
     answers = {tuple(prompt): [7] * TOKENS for prompt in prompts}
     engine = gpu(Knowing(answers, 4))

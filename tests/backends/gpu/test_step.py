@@ -121,7 +121,8 @@ def check_counts() -> None:
         inputs.sequences.lengths.copy_(torch.tensor(lengths))
         inputs.token_ids.copy_(ids[: bucket.tokens])
         Step(decoder.config, weights, cache, bucket, inputs=inputs, buffers=buffers).forward()
-        tokens, experts = buffers.told(buffers.results.clone())
+        read = buffers.results.clone()
+        tokens, experts = buffers.chosen(read), buffers.distinct_experts(read)
         assert tokens == buffers.tokens.tolist()
         chosen = [set(routing.experts.flatten().tolist()) - {-1} for routing in buffers.routing]
         assert experts == sum(map(len, chosen)) / 2

@@ -35,7 +35,7 @@ from stoker.weights.model_config import ModelConfig
 
 
 class Program:
-    """Steps of one bucket. `forward` runs what `fill` put in; `watch` then shows a MTP head the tokens that follow."""
+    """Steps of one bucket, numbers in and choices out included. `watch` shows a MTP head what followed."""
 
     def __init__(self, step: Step, tables: Tensor, upload: Upload, recorder: Recorder) -> None:
         self.step, self.bucket, self._tables, self._upload = step, step.bucket, tables, upload
@@ -44,21 +44,26 @@ class Program:
         self._following: Upload | None = None
 
     def record(self) -> None:
-        self.forward = self._recorder.record(self._first, self._rest)
+        self._forward = self._recorder.record(self._first, self._rest)
 
     def follow(self, network: GpuMtp, buffers: StepBuffers) -> None:
         """The MTP head is to see every token this program computes."""
         bucket = self.bucket
         numbers = torch.zeros(bucket.tokens + 2 * bucket.sequences, dtype=torch.int32, device=self._tables.device)
         self._following, self._nobody = Upload(numbers), len(network.network.last) - 1
-        self._observe = self._recorder.record(MtpObserve(network.network, self.step, numbers, buffers).run)
+        self._observing = MtpObserve(network.network, self.step, numbers, buffers)
+        self._observe = self._recorder.record(self._launch_observe)
 
-    def fill(self, rows: Sequence[tuple[list[int], int, int, int]]) -> None:
+    def forward(self, rows: Sequence[tuple[list[int], int, int, int]]) -> None:
         """Of each sequence: tokens, slot, tokens before them, and how many of those the state does not hold yet."""
         numbers = [(tokens, slot, cached, len(tokens), replay) for tokens, slot, cached, replay in rows]
         fill_numbers(self._upload, self.bucket, numbers)
+        self._forward()
+        self._upload.mark()
+        self._results.mark()
 
     def _first(self) -> None:
+        self._upload.launch()
         copy_tables(self._tables, self.step.inputs)
         self.step.first()
 
@@ -66,19 +71,28 @@ class Program:
         self.step.rest()
         if self.context is not None:
             self.context.run()
+        self._results.launch()
+
+    def _launch_observe(self) -> None:
+        assert self._following is not None
+        self._following.launch()
+        self._observing.run()
 
     def choose(self, rows: Mapping[int, Row]) -> None:
-        """The model's choice after every row is on its way to the host; for `rows` as they ask for it."""
-        special = [at for at, row in rows.items() if row.allowed is not None or not is_plain(row.sampling)]
+        """The choice after these rows is not the largest logit but as they ask for it."""
         tokens = self.step.buffers.tokens
-        if special:
-            at = torch.tensor(special, device=tokens.device)
-            tokens[at] = choose(self.logits[at], [rows[place] for place in special]).int()
-        self._results.start()
+        at = torch.tensor(list(rows), device=tokens.device)
+        tokens[at] = choose(self.logits[at], list(rows.values())).int()
+        self._results.launch()
+        self._results.mark()
 
-    def chosen(self) -> tuple[list[int], float]:
-        """Once it is there; and experts a layer, on average."""
-        return self.step.buffers.told(self._results.finish())
+    def chosen(self) -> list[int]:
+        """The choice after every row, once it is there."""
+        return self.step.buffers.chosen(self._results.finish())
+
+    def experts(self) -> float:
+        """That were read a layer, on average, by the step whose choices were asked for last."""
+        return self.step.buffers.distinct_experts(self._results.finish())
 
     @property
     def logits(self) -> Tensor:
@@ -98,8 +112,8 @@ class Program:
                 continue
             numbers[b * bucket.rows : b * bucket.rows + len(after)] = after
             last_rows[b], places[b] = b * bucket.rows + len(after) - 1, slot
-        self._following.send()
         self._observe()
+        self._following.mark()
 
 
 class GpuBackend:
@@ -133,7 +147,6 @@ class GpuBackend:
         width = engine.table_width(model.max_positions)
         self.tables = torch.zeros(engine.slots, width, dtype=torch.long, device=device)
         self._tokens = 0  # of the last step
-        self._counted = (0, 0.0)  # of the last step that is computed: tokens, and experts a layer read
         longest = min(model.max_positions, engine.pages * PAGE_SIZE)
         recorder = Recorder(device, later=True)
         self._buckets = step_buckets(engine.slots, engine.window, longest)
@@ -213,23 +226,21 @@ class GpuBackend:
     def step(self, entries: Sequence[StepTokens]) -> None:
         program = self._program(len(entries), max(len(entry.tokens) for entry in entries), max(map(_reach, entries)))
         self._forward(program, entries)
-        program.choose(
-            {
-                b * program.bucket.rows + place: row
-                for b, entry in enumerate(entries)
-                if entry.verifies
-                for place, row in enumerate(entry.rows())
-            }
-        )
+        special = {
+            b * program.bucket.rows + place: row
+            for b, entry in enumerate(entries)
+            if entry.verifies and (entry.masks or not is_plain(entry.request.sampling))
+            for place, row in enumerate(entry.rows())
+        }
+        if special:
+            program.choose(special)
         self._tokens = sum(len(entry.tokens) for entry in entries)
         self._last = program, [entry.request.slot for entry in entries]
 
     def choices(self) -> Choices:
         assert self._last is not None
         program, slots = self._last
-        tokens, experts = program.chosen()
-        self._counted = self._tokens, experts
-        return Choices(tokens, program.logits, [b * program.bucket.rows for b in range(len(slots))])
+        return Choices(program.chosen(), program.logits, [b * program.bucket.rows for b in range(len(slots))])
 
     def observe(self, following: Sequence[Sequence[int]]) -> None:
         if self._last is None:
@@ -241,8 +252,7 @@ class GpuBackend:
     def distinct_experts(self, tokens: int) -> float | None:
         """In the last step, if that was one over so many tokens. Of more than eight it is an upper bound: an expert
         of more than eight of them counts once for every eight, as often as the kernels ask for it."""
-        counted, experts = self._counted
-        return experts if counted == tokens else None
+        return self._last[0].experts() if self._last and self._tokens == tokens else None
 
     # -- remembering
 
@@ -265,8 +275,7 @@ class GpuBackend:
             request = entry.request
             replay = self.cache.pending(request.slot, request.computed)
             rows.append((entry.tokens, request.slot, request.computed, replay))
-        program.fill(rows)
-        program.forward()
+        program.forward(rows)
         for entry in entries:
             self.cache.holds(entry.request.slot, entry.request.computed)
 

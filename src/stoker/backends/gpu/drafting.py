@@ -40,7 +40,9 @@ class _Program:
         self.upload = Upload(numbers)
         self._tables = tables
 
-    def find_pages(self) -> None:
+    def begin(self) -> None:
+        """Of a recording: the numbers that `fill` wrote, and pages."""
+        self.upload.launch()
         copy_tables(self._tables, self.inputs)
 
     def fill(self, rows: Sequence[tuple[list[int], int, int, int, int]]) -> None:
@@ -93,7 +95,7 @@ class _MtpProgram(_Program):
             self.next = recorder.record(self.propose.next)
 
     def _launch_first(self) -> None:
-        self.find_pages()
+        self.begin()
         self.propose.first()
 
 
@@ -108,6 +110,7 @@ class _MtpPasses:
         # the head stands at the token before the newest, where it has seen the newest
         program.fill([([], r.slot, r.length - 2, 1, depth) for r, depth in zip(requests, depths, strict=True)])
         program.first()
+        program.upload.mark()
         self._redraw()
 
     def next(self, depths: Sequence[int]) -> None:
@@ -198,6 +201,7 @@ class GpuDFlash:
             ]
         )
         program.run()
+        program.upload.mark()
         for b, (request, depth) in enumerate(zip(requests, depths, strict=True)):
             if not is_plain(request.sampling):
                 program.redraw(b, request, depth)
@@ -218,7 +222,7 @@ class _DFlashProgram(_Program):
         self.run = recorder.record(self._run)
 
     def _run(self) -> None:
-        self.find_pages()
+        self.begin()
         self._propose.run()
 
     def redraw(self, b: int, request: DraftRequest, depth: int) -> None:
@@ -269,10 +273,10 @@ def copy_tables(tables: Tensor, inputs: StepInputs) -> None:
 
 
 def fill_numbers(upload: Upload, bucket: Bucket, rows: Sequence[tuple[list[int], int, int, int, int]]) -> None:
-    """Of each sequence: token ids, slot, cached, length and replay. What pads the batch has no tokens."""
+    """Of each sequence: token ids, slot, cached, length and replay. What pads the batch has no tokens. They are sent by
+    whoever launches what reads them."""
     numbers, count = upload.open(), bucket.sequences
     each = numbers[bucket.tokens :].reshape(4, count)
     for b, (ids, *values) in enumerate(rows):
         numbers[b * bucket.rows : b * bucket.rows + len(ids)] = ids
         each[:, b] = values
-    upload.send()

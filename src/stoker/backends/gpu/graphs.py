@@ -89,46 +89,59 @@ class Recorder:
 
 
 class Upload:
-    """Numbers for a tensor on the device, written on the host and sent by one copy."""
+    """Numbers for a tensor on the device, written on the host and sent by one copy: at once by `send`, or by a
+    recording that `launch` is a part of, after whose replay `mark` is called."""
 
     def __init__(self, target: Tensor) -> None:
         self.target = target
         self._host = torch.zeros(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
+        self._numbers: np.ndarray[Any, np.dtype[np.int32]] = self._host.numpy()
         self._sent = torch.cuda.Event() if target.is_cuda else None
 
     def open(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
         """All zeros, to be written; waits until the last ones are on their way."""
         if self._sent is not None:
             self._sent.synchronize()
-        numbers: np.ndarray[Any, np.dtype[np.int32]] = self._host.numpy()
-        numbers.fill(0)
-        return numbers
+        self._numbers.fill(0)
+        return self._numbers
 
-    def send(self) -> None:
+    def launch(self) -> None:
         self.target.copy_(self._host, non_blocking=True)
+
+    def mark(self) -> None:
+        """What was launched until now reads the numbers."""
         if self._sent is not None:
             self._sent.record()
 
+    def send(self) -> None:
+        self.launch()
+        self.mark()
+
 
 class Download:
-    """A tensor of the device, read by the host as it is after all that was launched before."""
+    """A tensor of the device, read by the host as it is after all that was launched before: by `read`, or as `Upload`
+    by a recording that `launch` is a part of, then `mark` and `finish`."""
 
     def __init__(self, source: Tensor) -> None:
         self.source = source
         self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
         self._there = torch.cuda.Event() if source.is_cuda else None
 
-    def start(self) -> None:
-        self._host.copy_(self.source, non_blocking=True)
+    def launch(self) -> None:
+        if not self.source.is_meta:
+            self._host.copy_(self.source, non_blocking=True)
+
+    def mark(self) -> None:
         if self._there is not None:
             self._there.record()
 
     def finish(self) -> Tensor:
-        """Waits for what `start` began. The next one overwrites it."""
+        """Waits until it is there. The next one overwrites it."""
         if self._there is not None:
             self._there.synchronize()
         return self._host
 
     def read(self) -> Tensor:
-        self.start()
+        self.launch()
+        self.mark()
         return self.finish()

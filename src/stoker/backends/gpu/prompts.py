@@ -122,6 +122,7 @@ class Prompts:
         for done in range(0, part.count, self._bucket.rows):
             rows = min(self._bucket.rows, part.count - done)
             fill_numbers(self._piece, self._bucket, [([], part.slot, part.cached + done, rows, 0)])
+            self._piece.send()
             self._rows[:rows].copy_(self._prefill.features[begin + done : begin + done + rows])
             self._context.run()
 

@@ -178,13 +178,16 @@ class StepBuffers:
         )
         return [largest._cut(bucket) for bucket in buckets]
 
-    def told(self, results: Tensor) -> tuple[list[int], float]:
-        """What the host reads in `results`: `tokens`, and how many tiles of one expert a layer had on average. That is
-        its number of distinct experts; of more than eight tokens an upper bound, since an expert of many has several.
-        """
+    def chosen(self, results: Tensor) -> list[int]:
+        """`tokens`, as the host reads them in `results`."""
+        found: list[int] = results[len(self.routing) * LINE :].tolist()
+        return found
+
+    def distinct_experts(self, results: Tensor) -> float:
+        """How many tiles of one expert a layer had on average, as the host reads it in `results`. That is its number of
+        distinct experts; of more than eight tokens an upper bound, since an expert of many has several."""
         lines = len(self.routing) * LINE
-        tokens: list[int] = results[lines:].tolist()
-        return tokens, sum(results[:lines:LINE].tolist()) / len(self.routing)
+        return float(sum(results[:lines:LINE].tolist())) / len(self.routing)
 
     def _cut(self, bucket: Bucket) -> "StepBuffers":
         tokens = bucket.tokens

@@ -137,11 +137,11 @@ def check_company() -> None:
 
 
 def check_groups() -> None:
-    """In tiles of 64, and, where an expert has few, of 32."""
+    """In tiles of 64, and, where an expert has few, of 32 or 16."""
     from stoker.backends.gpu.kernels.prefill_experts import PairTiles, group_pairs, tile_size
 
     tiles = PairTiles.allocate(600, 5, "cpu")
-    for tokens, size in ((300, 64), (40, 32)):
+    for tokens, size in ((300, 64), (70, 32), (40, 16)):
         chosen = torch.randint(0, 5, (tokens, 2), dtype=torch.int32)
         chosen[chosen == 3] = 1
         group_pairs(chosen, tiles)
@@ -171,7 +171,7 @@ def check_messages() -> None:
         (prefill_linear, (x, dense, y[:2]), "y must be [3, 64], found [2, 64]."),
         (prefill_linear, (x, packed, y), "the weight must be unpacked to BF16, found INT4."),
         (unpacked, (packed, scratch[:9]), "scratch must hold 8192 bf16, found 9 of torch.bfloat16."),
-        (group_pairs, (chosen, PairTiles.allocate(64, 4, "cpu")), "200 pairs need 7 tiles, room is for 6."),
+        (group_pairs, (chosen, PairTiles.allocate(64, 4, "cpu")), "200 pairs are to be grouped, room is for 64."),
         (
             prefill_experts,
             (x, 1, PairTiles.allocate(3, 2, "cpu"), *narrow, pairs, pairs),

@@ -272,10 +272,9 @@ def prefill_experts(
 
 
 def _check_room(tiles: PairTiles, pairs: int) -> None:
-    experts = tiles.counts.shape[0]
-    needed, found = most_tiles(pairs, experts), tiles.tile_expert.shape[0]
-    if found < needed or tiles.tile_pairs.shape[0] < pairs + experts * TILES[-1]:
-        raise ValueError(f"{pairs} pairs need {needed} tiles, room is for {found}.")
+    room = tiles.tile_pairs.shape[0] - tiles.counts.shape[0] * TILES[-1]
+    if pairs > room:
+        raise ValueError(f"{pairs} pairs are to be grouped, room is for {room}.")
 
 
 NVIDIA: dict[str, Any] = {"WARPS": WARPS, "num_warps": WARPS, "num_stages": 3}
