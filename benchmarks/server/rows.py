@@ -22,7 +22,8 @@ DECODED = 512  # tokens of an answer whose decoding is timed
 SHORT = 106  # tokens of a prompt that hardly matters
 PROMPTS = (106, 4252, 16952, 25283, 100_000)
 AGENT, AGENT_OUT = 6300, 128
-PASTS = (6300, 25_300)
+PASTS = (6300, 25_300, 100_000)
+BESIDE = 25_000  # tokens of a prompt that is computed while a stream runs
 MORE, TURN_OUT = 430, 256
 WORDS = """
     time person year way day thing man world life hand part child eye woman place work week case point company number
@@ -165,8 +166,7 @@ async def measure(
         if agents:
             texts = [await asker.text(AGENT, 900 + each) for each in range(agents)]
             rows.append(row(f"{agents} agents at once, cold", await asker.together(texts, AGENT_OUT)))
-        if pasts:
-            rows.append(await _beside(asker, max(pasts)))
+            rows.append(await _beside(asker, BESIDE))
     return rows
 
 
