@@ -99,6 +99,33 @@ def hits(folder: str) -> list[bool]:
     return found
 
 
+def test_kernels_are_hashed_in_one_order_whatever_was_launched_before(compiler) -> None:
+    early, usual = compiler(hashes, ["route_kernel", "linear_kernel"]), compiler(hashes, [])
+    assert len(usual) > 50
+    assert early == usual
+
+
+def hashes(launched: list[str]) -> dict[str, str]:
+    """Of kernels and what they call, as a process finds them that launches these first."""
+    from triton.runtime.jit import JITFunction
+
+    from stoker.backends.gpu import kernel_list  # noqa: F401
+    from stoker.backends.gpu.kernel_cache import hash_kernels
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("stoker.")]
+    found = {
+        value.__name__: value for each in modules for value in vars(each).values() if isinstance(value, JITFunction)
+    }
+    for each in found.values():
+        each.hash = None  # as in a new process
+        each.used_global_vals.clear()
+    hash_kernels()
+    for name in launched:
+        _ = found[name].cache_key
+    assert all(each.hash for each in found.values()), "all were hashed"
+    return {name: each.cache_key for name, each in found.items()}
+
+
 def test_processes_compile_what_is_listed(compiler, tmp_path: Path) -> None:
     lines = compiler(compiled_by_processes, str(tmp_path))
     assert lines[0] == [0, 1, False]

@@ -103,6 +103,7 @@ def compile_ahead(
         return
     sizes = replace(sizes, assumed_tokens=None)  # which no kernel knows of
     folder = kernel_cache.kernel_folder()
+    kernel_cache.hash_kernels()
     import triton
     from triton.runtime.driver import driver
 

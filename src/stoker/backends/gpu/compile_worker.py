@@ -20,6 +20,7 @@ from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 
 from stoker.backends.gpu.compile_ahead import Task
+from stoker.backends.gpu.kernel_cache import hash_kernels
 from stoker.backends.gpu.kernel_list import Needed, NoDriver, compile_kernel, list_kernels
 from stoker.backends.gpu.launchers import build_launcher
 from stoker.engine.worker.heap import collection_paused
@@ -48,6 +49,7 @@ def main() -> None:
     os.dup2(2, 1)  # what compilers print is no progress
     os.nice(NICE)
     triton_key()  # a hash of the whole compiler: once, for all children
+    hash_kernels()
     compile_all(task, progress)
 
 

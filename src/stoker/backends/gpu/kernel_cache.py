@@ -8,8 +8,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
+from stoker.backends.gpu import kernels
 from stoker.errors import StokerError
 
 VARIABLE = "TRITON_CACHE_DIR"  # Triton's own: whoever sets it chooses the folder
@@ -37,6 +40,17 @@ def kernel_folder() -> Path:
         folder.chmod(0o700)
     os.environ[VARIABLE] = str(folder)
     return folder
+
+
+def hash_kernels() -> None:
+    """Has Triton hash the source of every kernel. What it finds for one depends on those hashed before it, if they
+    share functions: only in one order do processes find what others have compiled."""
+    from triton.runtime.jit import JITFunction
+
+    for module in sorted(iter_modules(kernels.__path__, f"{kernels.__name__}."), key=lambda each: each.name):
+        for _, value in sorted(vars(import_module(module.name)).items()):
+            if isinstance(value, JITFunction):
+                _ = value.cache_key
 
 
 def complete(folder: Path, key: str) -> bool:
