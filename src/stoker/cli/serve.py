@@ -97,6 +97,7 @@ def serve(
     need_server()
     from stoker.backends.device import choose_device
     from stoker.engine.worker.heap import collection_paused
+    from stoker.engine.worker.process import PreparedProcess
     from stoker.server.config import ServerConfig
     from stoker.server.lifecycle.memory_guard import read_memory
     from stoker.server.lifecycle.plan import plan_engine
@@ -140,8 +141,10 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     console = error_console()
     console.print(chosen.said, markup=False)
+    reading = read_memory(config.device)
+    prepared = PreparedProcess()  # it imports while this process plans
     with collection_paused():
-        plan = plan_engine(config, read_memory(config.device))
+        plan = plan_engine(config, reading)
     console.print(f"{config.names[0]} · {plan.context:,} tokens of context · {users} at a time · draft {draft}")
     console.print(_table(plan))
     if assume_acceptance is not None:
@@ -158,7 +161,12 @@ def serve(
             style="bold red",
             highlight=False,
         )
-    run(config, plan, announce=lambda address: console.print(f"listening on {address}", highlight=False))
+    run(
+        config,
+        plan,
+        announce=lambda address: console.print(f"listening on {address}", highlight=False),
+        prepared=prepared,
+    )
 
 
 def _table(plan: "Plan") -> "Table":

@@ -140,7 +140,7 @@ def test_a_restart_that_fails_says_so_and_can_be_tried_again(
 
     running = engine.submit([70], LONG)
     with monkeypatch.context() as patch:
-        patch.setattr("stoker.engine.worker.process._Child", no_room)
+        patch.setattr("stoker.engine.worker.process.PreparedProcess", no_room)
         with pytest.raises(EngineError, match=r"the engine process could not be started: .*Cannot allocate memory"):
             engine.restart()
     assert not engine.alive

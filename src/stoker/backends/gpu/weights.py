@@ -261,7 +261,9 @@ def _delta(net: GatedDeltaNet) -> DeltaLayer:
 
 
 def _decay(logarithm: Tensor) -> Tensor:
-    return torch.empty_like(logarithm, dtype=torch.float32) if logarithm.is_meta else -torch.exp(logarithm.float())
+    if logarithm.is_meta:  # as in `rope_of`
+        return torch.empty(logarithm.shape, dtype=torch.float32, device="meta")
+    return -torch.exp(logarithm.float())
 
 
 def _attention(net: Attention, config: ModelConfig, rope: tuple[Tensor, Tensor]) -> AttentionLayer:

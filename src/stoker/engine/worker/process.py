@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -27,6 +28,7 @@ from stoker.engine.worker.spec import Buildable
 from stoker.errors import EngineError, StokerError
 
 PARENT_CHECK_S = 1.0  # how often the engine looks whether its parent lives; a closed pipe tells it at once
+ENGINES = "stoker.backends.build"  # with torch and all that networks are made of
 SHUTDOWN_S = 10.0  # what an engine may take to end its step before it is killed
 
 
@@ -36,11 +38,16 @@ class EngineProcess(EngineClient):
     When the process dies, every running and queued request fails with the reason; `restart` begins anew.
     """
 
-    def __init__(self, spec: Buildable, on_loading: Callable[[Loading], object] = lambda loading: None) -> None:
-        """`on_loading` is called from a thread, while weights are read."""
+    def __init__(
+        self,
+        spec: Buildable,
+        on_loading: Callable[[Loading], object] = lambda loading: None,
+        prepared: "PreparedProcess | None" = None,
+    ) -> None:
+        """`on_loading` is called from a thread, while weights are read. `prepared` serves the first start."""
         super().__init__()
-        self._spec, self._on_loading = spec, on_loading
-        self._child: _Child
+        self._spec, self._on_loading, self._prepared = spec, on_loading, prepared
+        self._child: PreparedProcess
         self.ready: Future[Ready]  # `.result(timeout)`, or `await asyncio.wrap_future(...)`
         self.exit_error: Future[StokerError]  # why there is no engine any more
         self._begin()
@@ -83,7 +90,8 @@ class EngineProcess(EngineClient):
         with self._lock:
             self.ready, self.exit_error = pending(), pending()
             try:
-                self._child = _Child(self._spec, self._deliver)
+                self._child, self._prepared = self._prepared or PreparedProcess(), None
+                self._child.build(self._spec, self._deliver)
             except OSError as failure:  # no memory or no file left for another process
                 error = EngineError(f"the engine process could not be started: {failure}. restart() tries again.")
                 self._down = error
@@ -114,24 +122,30 @@ class EngineProcess(EngineClient):
             self.exit_error.set_result(error)
 
 
-class _Child:
-    """One life of the engine process, seen from its parent."""
+class PreparedProcess:
+    """One life of the engine process, seen from its parent. It begins by importing what every engine needs; `build`
+    says which engine it will be."""
 
-    def __init__(self, spec: Buildable, deliver: Callable[[Report], None]) -> None:
+    def __init__(self) -> None:
         context = get_context("spawn")  # a forked process could not use CUDA
         commands, self._commands = context.Pipe(duplex=False)
         self._reports, reports = context.Pipe(duplex=False)
-        self._process = context.Process(target=_main, args=(spec, commands, reports), name="stoker-engine", daemon=True)
+        self._process = context.Process(target=_main, args=(commands, reports), name="stoker-engine", daemon=True)
         with _interrupts_held():
             self._process.start()
         commands.close()  # the child's ends: while they are open here, its death would go unnoticed
         reports.close()
         self.pid = self._process.pid or 0
-        self._deliver = deliver
+        self._deliver: Callable[[Report], None]
         self._kill_reason: str | None = None  # why this side killed it, if it did
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="stoker-commands", daemon=True)
         self._reader = threading.Thread(target=self._read, name="stoker-reports", daemon=True)
+
+    def build(self, spec: Buildable, deliver: Callable[[Report], None]) -> None:
+        """Once, before all else."""
+        self._deliver = deliver
+        self._outbox.put(pickle.dumps(spec))
         self._writer.start()
         self._reader.start()
 
@@ -198,9 +212,15 @@ def _interrupts_held() -> Iterator[None]:
 # -- in the engine process
 
 
-def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
+def _main(commands: Connection, reports: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     heap.limit_arenas()
+    with heap.collection_paused():
+        import_module(ENGINES)
+    try:
+        spec: Buildable = pickle.loads(commands.recv_bytes())
+    except EOFError:  # the parent is gone, or needs no engine
+        return
     inbox: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=_listen, args=(commands, inbox), name="stoker-commands", daemon=True).start()
 
@@ -215,17 +235,18 @@ def _main(spec: Buildable, commands: Connection, reports: Connection) -> None:
         with heap.collection_paused():
             built = spec.build(watch.report)
     except StokerError as error:
-        return send(Ended(error))
+        send(Ended(error))
+        return
     except Exception as error:
         log.exception("the engine could not be started")
         sentence = f"the engine could not be started: {type(error).__name__}: {error}"
-        return send(Ended(EngineError(sentence, traceback.format_exc())))
+        send(Ended(EngineError(sentence, traceback.format_exc())))
+        return
     told = Shutdown(drain=False, reason=f"the engine process (pid {os.getpid()}) was told to stop by SIGTERM.")
     signal.signal(signal.SIGTERM, lambda number, frame: inbox.put(told))  # while loading, it simply ends
     heap.freeze_loaded()
     send(Ready(built.engine.backend.model, tuple(built.notes), os.getpid(), watch.stop()))
     EngineLoop(built.engine, inbox, send).run()
-    return None
 
 
 def _listen(commands: Connection, inbox: SimpleQueue[Command]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from stoker.engine.worker import heap
+from stoker.engine.worker.process import PreparedProcess
 from stoker.engine.worker.spec import Buildable, EngineSpec
 from stoker.errors import RequestError, StokerError
 from stoker.server.app import create_app
@@ -30,24 +31,30 @@ def serve(
     plan: Plan,
     wrap: Callable[[Buildable], Buildable] = lambda spec: spec,
     announce: Callable[[str], object] = lambda address: None,
+    prepared: PreparedProcess | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT. Raises the StokerError that made the server stop.
 
     `wrap` changes how the engine is built, for fault injection in tests; `announce` gets the address once it is bound.
+    `prepared` becomes the first engine.
     """
     heap.limit_arenas()
     heap.unmap_large_blocks()
     spec = wrap(EngineSpec(config.directory, plan.engine, DraftChoice.parse(config.draft), config.device))
-    failure = asyncio.run(_serve(config, plan, spec, announce))
+    failure = asyncio.run(_serve(config, plan, spec, announce, prepared))
     if failure:
         raise failure
 
 
 async def _serve(
-    config: ServerConfig, plan: Plan, spec: Buildable, announce: Callable[[str], object]
+    config: ServerConfig,
+    plan: Plan,
+    spec: Buildable,
+    announce: Callable[[str], object],
+    prepared: PreparedProcess | None,
 ) -> StokerError | None:
     listening = listen(config.host, config.port)
-    service = Service(config, plan, spec)
+    service = Service(config, plan, spec, prepared)
     await Server(service, announce).serve(sockets=[listening])
     return service.failure
 

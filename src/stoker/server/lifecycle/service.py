@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from stoker.engine.config import check_request
 from stoker.engine.request import AUTO, Depth
 from stoker.engine.worker import heap
-from stoker.engine.worker.process import EngineProcess
+from stoker.engine.worker.process import EngineProcess, PreparedProcess
 from stoker.engine.worker.spec import Buildable
 from stoker.errors import EngineError, StokerError
 from stoker.server.config import ServerConfig
@@ -31,12 +31,15 @@ THREADS = 32  # that prepare requests; at most half of them wait for grammar che
 
 
 class Service:
-    def __init__(self, config: ServerConfig, plan: Plan, spec: Buildable) -> None:
+    def __init__(
+        self, config: ServerConfig, plan: Plan, spec: Buildable, prepared: PreparedProcess | None = None
+    ) -> None:
         self.config, self.plan, self.context = config, plan, plan.context
         self.choice = DraftChoice.parse(config.draft)
         self.depth: Depth = AUTO if self.choice.adaptive else self.choice.depth
         self.metrics = Metrics(config.names[0])
-        self.supervisor = Supervisor(spec, config.step_timeout, self._self_test if config.self_test else None)
+        test = self._self_test if config.self_test else None
+        self.supervisor = Supervisor(spec, config.step_timeout, test, prepared)
         self.supervisor.on_crash = lambda reason: self.metrics.restarts.inc()
         self.live: set[Generation] = set()
         self.draining = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stoker.engine.engine import EngineStats
 from stoker.engine.worker.messages import Loading, PhaseTime
-from stoker.engine.worker.process import EngineProcess
+from stoker.engine.worker.process import EngineProcess, PreparedProcess
 from stoker.engine.worker.spec import Buildable
 from stoker.errors import EngineError, StokerError
 
@@ -42,10 +42,14 @@ class Supervisor:
     """Runs the engine. `run` returns when the engine is stopped for good."""
 
     def __init__(
-        self, spec: Buildable, step_timeout: float, test: Callable[[EngineProcess], Awaitable[None]] | None = None
+        self,
+        spec: Buildable,
+        step_timeout: float,
+        test: Callable[[EngineProcess], Awaitable[None]] | None = None,
+        prepared: PreparedProcess | None = None,
     ) -> None:
-        """`test` is awaited after each start, before the engine counts as ready."""
-        self._spec, self._step_timeout, self._self_test = spec, step_timeout, test
+        """`test` is awaited after each start, before the engine counts as ready; `prepared` serves the first."""
+        self._spec, self._step_timeout, self._self_test, self._prepared = spec, step_timeout, test, prepared
         self.phase = Phase("starting", began_at=time.monotonic())
         self.start_phases: tuple[PhaseTime, ...] = ()  # of the latest start, once it was ready
         self._loading = ""  # the phase that the engine told last
@@ -106,7 +110,7 @@ class Supervisor:
         self._began_at, self._told_at, self._loading = time.monotonic(), 0.0, ""
         if self.engine is None:
             self._enter("loading")
-            self.engine = EngineProcess(self._spec, self._on_loading)
+            self.engine = EngineProcess(self._spec, self._on_loading, self._prepared)
         else:
             await asyncio.to_thread(self.engine.restart)
         engine = self.engine
