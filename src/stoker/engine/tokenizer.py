@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.text import TextStream
+from stoker.engine.text_pieces import TextPieces
 from stoker.errors import ConfigError, RequestError, TokenizerError
 from stoker.weights.json_file import read_json, read_small
 
@@ -33,6 +34,7 @@ class Tokenizer:
             reason = str(error).split("\n")[0]
             raise TokenizerError(f"the tokenizer in {directory} cannot be read: {reason}") from error
         self._directory = directory
+        self._pieces = TextPieces(self.backend)
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -40,9 +42,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:  # half a character, as undecodable bytes of a command line become
             found = f"character {error.start + 1} is {text[error.start]!r}"
             raise RequestError(f"the text cannot be encoded as UTF-8: {found}. Give it as UTF-8.") from None
-        # of the ways to encode, the one that lets other threads go on meanwhile
-        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
-        return list(found.ids)
+        return self._pieces.encode(text)
 
     def encode_chat(self, messages: list[dict[str, Any]], begin_answer: bool = True, **options: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant's next turn begins, or without its beginning.
