@@ -16,7 +16,6 @@ import pytest
 
 from stoker.up import control, journal, state
 from stoker.up.journal import Journal
-from tests.support.extent import ALL
 from tests.support.services import Clients, ask, chat, processes_of, state_home, wait
 
 ROOT = Path(__file__).parents[2]
@@ -112,10 +111,11 @@ def test_a_service_is_up_once_and_again_repeats_nothing(home: Path) -> None:
     assert stoker("status")[0] == 1
 
 
-@pytest.mark.parametrize("stage", ["plan", "probe", "start", "smoke test", "measure"])
+@pytest.mark.parametrize(
+    "stage",
+    [*("start", "smoke test"), *(pytest.param(name, marks=pytest.mark.long) for name in ("plan", "probe", "measure"))],
+)
 def test_what_was_killed_at_a_stage_goes_on_there(home: Path, stage: str) -> None:
-    if stage not in ("start", "smoke test") and not ALL:
-        pytest.skip("a long test")
     file = recipe(home, "one", start=1.0, delay=0.1)
     process = begin("up", file, "--port", "0", "--json")
     wait(lambda: (found := written()) and found.stage == stage)

@@ -22,6 +22,7 @@ from stoker.sizes.weights import Scheme, WeightBytes
 
 CHECKPOINT = "checkpoint"
 SHORT = 512  # tokens
+ENGINE_NAMES = {"stoker": "stoker", "vllm": "vLLM"}  # as recipes call engines, and as rows do
 DRAFTERS = ("none", "mtp", "dflash", "lookup")
 # what the table of drafts compares, where the model has such a drafter
 COMPARED = (Draft(), Draft("mtp", 1), Draft("mtp", 2), Draft("mtp", 4), Draft("dflash", 4), Draft("dflash", 12))

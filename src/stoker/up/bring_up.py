@@ -34,7 +34,7 @@ from stoker.up.probe import probe_box
 from stoker.up.probe_readings import BoxProbe
 from stoker.up.receipt import Receipt, Revision
 from stoker.up.smoke import Smoke, SmokeError, smoke_test
-from stoker.up.starting import Launched, Mode, Starter, available
+from stoker.up.starting import Launched, Mode, Starter, available, taken
 from stoker.up.state import Instance, Status
 from stoker.up.told import Told
 
@@ -213,8 +213,8 @@ class Up:
             if launched.accepted:
                 self._told.done(f"{deployment.model_name} runs already, {instance.address}")
                 return launched
-            if self._journal.free_before and not self._journal.memory_bytes:
-                self._journal.memory_bytes = max(0, self._journal.free_before - available()[0])
+            if not self._journal.memory_bytes:
+                self._journal.memory_bytes = taken(instance, self._journal.free_before)
             phases = " · ".join(f"{each.name} {each.seconds:.1f}" for each in instance.phases)
             self._told.done(f"ready after {instance.ready_s:.1f} s ({phases})")
         return launched

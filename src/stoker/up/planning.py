@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.errors import ConfigError, DependencyError, StokerError
 from stoker.plan.acceptance import workload_kind
-from stoker.plan.answer import Answer, Question, answer
+from stoker.plan.answer import ENGINE_NAMES, Answer, Question, answer
 from stoker.plan.catalog import GIB, Box, find_box, find_model, schemes
 from stoker.plan.evidence import kind_of
 from stoker.plan.memory import find_engine
@@ -15,7 +15,6 @@ from stoker.recipes.load import Loaded, is_remote
 from stoker.recipes.recipe import Recipe
 from stoker.sizes.weights import WeightBytes
 
-ENGINES = {"stoker": "stoker", "vllm": "vLLM"}
 VLLM_SHARE = 0.9  # of memory that vLLM takes unless told otherwise
 NEAR = 0.15  # files of a format differ from what the planner counts by less than this
 
@@ -61,7 +60,7 @@ def plan(loaded: Loaded, box_name: str, files: Path | None = None, freed: int = 
         users=serve.users,
         weights=weights,
         draft=_draft(serve.draft, model),
-        engine=ENGINES[recipe.engine],
+        engine=ENGINE_NAMES[recipe.engine],
         kv="fp8" if serve.kv_dtype == "fp8" else None,
         utilization=serve.memory_share,
     )

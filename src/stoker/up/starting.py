@@ -115,6 +115,17 @@ class Starter:
             time.sleep(POLL_S)
 
 
+def taken(instance: Instance, free_before: int) -> int:
+    """Bytes that an engine took: on a CPU those of its processes, else what less an engine could take now."""
+    if nvidia_cards():
+        return max(0, free_before - available()[0]) if free_before else 0
+    try:
+        first = psutil.Process(instance.pid)
+        return sum(each.memory_full_info().uss for each in (first, *first.children(recursive=True)))
+    except (psutil.Error, ValueError):
+        return 0
+
+
 def available() -> tuple[int, int]:
     """Bytes that an engine could take now, and of all: of the cards, or of memory that is shared or the only one."""
     cards = [card for card in nvidia_cards() if card.total]
