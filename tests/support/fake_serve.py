@@ -1,9 +1,10 @@
 """A `stoker serve` for tests of `stoker up`: ready in a tenth of a second, with the answers that it is told to give.
 
 It takes the real one's options and, among the recipe's arguments, `--fake KEY=VALUE`: `start` and `delay` (seconds
-until it is ready, and of every answer), `tools=none` (calls no tool), `cache=none` (finds no prompt again),
-`again=other` (another answer to a cached prompt), `die=1` (ends while it starts). Its answers say the model's name.
-With STOKER_API_KEY in its environment it asks for that key. Every request for an answer is a line of its output.
+until it is ready, and of every answer), `tools=none|other|broken` (calls no tool, another one, or with no JSON),
+`cache=none` (finds no prompt again), `again=other|late` (another answer to a cached prompt, from its beginning or
+later), `die=1` (ends while it starts). Its answers say the model's name. With STOKER_API_KEY in its environment it asks
+for that key. Every request for an answer is a line of its output.
 """
 
 import json
@@ -78,11 +79,14 @@ class Handler(BaseHTTPRequestHandler):
     def _deltas(self, asked, cached):
         """Pieces of an answer with their token ids."""
         if asked.get("tools") and FAKE.get("tools") != "none":
-            function = {"name": asked["tools"][0]["function"]["name"], "arguments": '{"city": "Paris"}'}
+            name = "get_time" if FAKE.get("tools") == "other" else asked["tools"][0]["function"]["name"]
+            arguments = '{"city": "Par' if FAKE.get("tools") == "broken" else '{"city": "Paris"}'
+            function = {"name": name, "arguments": arguments}
             yield {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}]}, [1, 2, 3]
             return
-        word = "other" if cached and FAKE.get("again") == "other" else MODEL
+        changed = {"other": 0, "late": 6}.get(FAKE.get("again", ""), TOKENS) if cached else TOKENS
         for place in range(min(asked.get("max_tokens", TOKENS), TOKENS) // TOKENS_PER_CHUNK):
+            word = "other" if place >= changed else MODEL
             yield {"content": f"{word} {word} "}, [len(word), place]
 
     def _refused(self) -> bool:

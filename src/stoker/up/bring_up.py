@@ -133,6 +133,8 @@ class Up:
             )
         if (known := self._recipe.known) and known.state == "broken":
             raise StokerError(f"{self._recipe.name} is known not to work: {known.where}.")
+        if known and known.state == "parses":
+            self._told.say(f"note: nobody is known to have run {self._recipe.name}: {known.where}.")
         if self._host not in LOOPBACK and not self._key:
             self._told.say(
                 f"The service will answer on {self._host} without a key: whoever reaches that address may use it. Set "

@@ -47,15 +47,23 @@ def plan(loaded: Loaded, box_name: str, files: Path | None = None, freed: int = 
 
     Raises DoesNotFit with the numbers.
     """
-    recipe, serve = loaded.recipe, loaded.recipe.serve
-    box = _with_freed(find_box(box_name), freed)
+    recipe, box = loaded.recipe, _with_freed(find_box(box_name), freed)
     try:
         model, weights, note = _model(loaded, files)
+        found = answer(_question(recipe, box_name, model, weights), box)
     except (ConfigError, DependencyError) as error:
         return Planned(box, None, 0, f"not planned: {error}")
-    question = Question(
+    planned = Planned(box, found, _memory(recipe, found), note)
+    if not found.fits:
+        raise DoesNotFit(_refusal(recipe, found), planned)
+    return planned
+
+
+def _question(recipe: Recipe, box: str, model: str, weights: str | None) -> Question:
+    serve = recipe.serve
+    return Question(
         model=model,
-        box=box_name,
+        box=box,
         context=serve.context,
         users=serve.users,
         weights=weights,
@@ -64,11 +72,6 @@ def plan(loaded: Loaded, box_name: str, files: Path | None = None, freed: int = 
         kv="fp8" if serve.kv_dtype == "fp8" else None,
         utilization=serve.memory_share,
     )
-    found = answer(question, box)
-    planned = Planned(box, found, _memory(recipe, found), note)
-    if not found.fits:
-        raise DoesNotFit(_refusal(recipe, found), planned)
-    return planned
 
 
 def box_of(recipe: Recipe, asked: str | None) -> str:
