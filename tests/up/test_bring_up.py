@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.demo import EMBEDDED
 from stoker.up import control, journal, state
 from stoker.up.journal import Journal
 from tests.support.services import Clients, ask, chat, processes_of, state_home, wait
+from tests.support.stand_in_hub import COMMIT, Fault, StandInHub
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """\
@@ -268,6 +271,96 @@ def test_no_token_and_no_key_reaches_a_file_or_the_screen(home: Path, monkeypatc
     assert {"service.json", "up.json", "engine-1.log"} <= {path.name for path in files}
     assert [path.name for path in files if b"sesame" in path.read_bytes()] == []
     assert "sesame" not in json.dumps([receipt, said, outputs])
+
+
+def test_a_fetch_that_was_killed_goes_on_and_the_receipt_names_the_commit(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    name = "model-00001-of-00003.safetensors"
+    path = Path(recipe(home, "far"))
+    path.write_text(path.read_text().replace('source = "demo"', 'source = "hf:owner/model"'))
+    with StandInHub(EMBEDDED).running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        hub.faults += [Fault(name), Fault(name, keep=3_000_000, hold=threading.Event())]
+        process = begin("up", str(path), "--port", "0", "--no-measure")
+        wait(lambda: hub.sent_by_file[name] > 2_000_000)
+        process.kill()
+        process.communicate()
+        found = written()
+        assert found
+        assert found.stage == "fetch"
+        hub.faults.clear()
+        sent = hub.sent_by_file[name]
+        status, receipt, said = up(str(path), "--no-measure")
+        assert status == 0, said
+        assert hub.sent_by_file[name] - sent < (EMBEDDED / name).stat().st_size, "what had come was kept"
+    (revision,) = receipt["revisions"]
+    assert (revision["source"], revision["revision"]) == ("hf:owner/model", COMMIT)
+    model = receipt["launches"][0]["command"]
+    assert model[model.index("--model") + 1].endswith(f"snapshots/{COMMIT}")
+
+
+@pytest.mark.long
+def test_a_build_that_was_killed_goes_on_and_is_found_again(home: Path) -> None:
+    file = recipe(home, "built", more='[build]\nto = "bf16"')
+    process = begin("up", file, "--port", "0", "--no-measure")
+    builds = home / "cache" / "stoker" / "builds"
+    wait(lambda: builds.is_dir() and [path for path in builds.rglob("*") if path.is_file()])
+    process.kill()
+    process.communicate()
+    wait(lambda: not processes_of(home))
+    status, receipt, said = up(file, "--no-measure")
+    assert status == 0, said
+    built = Path(receipt["build"])
+    assert built.parent == builds
+    assert (built / "stoker.json").exists()
+    assert [path.name for path in builds.iterdir()] == [built.name]
+    stamp = (built / "stoker.json").stat().st_mtime_ns
+    assert stoker("down", "--now")[0] == 0
+    assert up(file, "--no-measure")[0] == 0
+    assert (built / "stoker.json").stat().st_mtime_ns == stamp
+
+
+def test_a_service_can_be_under_systemd(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for systemctl runs what the unit says."""
+    program = home / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n" + SYSTEMCTL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    status, _, said = up(recipe(home, "one"), "--no-measure", "--service")
+    assert status == 0, said
+    unit = home / "config" / "systemd" / "user" / "stoker-default.service"
+    assert "stoker.up.keeper" in unit.read_text()
+    assert (home / "bin" / "calls").read_text().split("\n")[:4] == [
+        "show-environment",
+        "daemon-reload",
+        "enable stoker-default.service",
+        "start stoker-default.service",
+    ]
+    assert stoker("down", "--now")[0] == 0
+    assert not unit.exists()
+
+
+SYSTEMCTL = """\
+import os, re, shlex, subprocess, sys
+from pathlib import Path
+
+arguments = sys.argv[2:]
+here = Path(__file__).parent
+with (here / "calls").open("a") as file:
+    file.write(" ".join(arguments) + "\\n")
+if arguments[0] == "start":
+    unit = Path(os.environ["XDG_CONFIG_HOME"]) / "systemd" / "user" / arguments[1]
+    command = shlex.split(re.search("ExecStart=(.*)", unit.read_text())[1])
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(command, start_new_session=True, stdin=null, stdout=null, stderr=null)
+    (here / "pid").write_text(str(process.pid))
+if arguments[0] == "is-active":
+    sys.exit(0 if Path("/proc", (here / "pid").read_text()).exists() else 3)
+"""
 
 
 def test_the_embedded_model_is_up_in_earnest(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
