@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ["XDG_DATA_HOME"] = "/nonexistent"  # measurements of whoever runs the tests are none of theirs
 
 import pytest
 import torch

@@ -2,6 +2,11 @@
 
 import pytest
 
+from stoker.bench.workloads import MIXES, WORKLOADS
+from stoker.plan.answer import Question, answer
+from stoker.plan.catalog import find_model
+from stoker.plan.evidence import measurements
+from stoker.recipes.formats.translate import FORMATS, export
 from stoker.recipes.load import RecipeError, line_of, load, parse, shipped
 from stoker.recipes.recipe import Recipe
 
@@ -15,6 +20,54 @@ def test_every_shipped_recipe_is_named_as_its_file(name):
     assert recipe.name == name
     assert recipe.known, "a shipped recipe says whether somebody ran it"
     assert all(speed.source for speed in recipe.expected.speed)
+
+
+PUBLISHED = [name for name in shipped() if name != "demo"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_shipped_recipe_expects_is_what_its_evidence_says(name):
+    recipe = load(name).recipe
+    rows = {row.id: row for row in measurements()}
+    for speed in recipe.expected.speed:
+        assert speed.workload in (*WORKLOADS, *MIXES, "Agent", "general"), "stoker up could not measure it"
+        if not speed.evidence:
+            continue
+        row = rows[speed.evidence]
+        each = (row.decode_tok_s or 0) / (row.users if row.scope == "aggregate" else 1)
+        assert (row.model, row.users) == (find_model(recipe.plan).name, speed.users)
+        assert speed.tokens_per_s == pytest.approx(each, rel=0.001)
+        assert row.timing in (speed.timing, "unstated")
+        assert speed.tokens_per_step in (None, row.tokens_per_step)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_shipped_recipe_fits_the_box_it_is_for(name):
+    recipe = load(name).recipe
+    serve = recipe.serve
+    found = answer(
+        Question(
+            recipe.plan,
+            recipe.box,
+            context=serve.context,
+            users=serve.users,
+            weights=recipe.weights,
+            draft=serve.draft,
+            engine=recipe.engine,
+            kv=serve.kv_dtype or None,
+            utilization=serve.memory_share,
+        )
+    )
+    assert found.fits
+    if pool := found.budget.pool:
+        assert pool.concurrency >= serve.users, "its share of memory holds every user's whole context"
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if load(name).recipe.engine == "vllm"])
+def test_a_shipped_recipe_for_vllm_is_exported(name, to):
+    found = export(load(name).recipe, to)
+    assert load(name).recipe.model.source.removeprefix("hf:") in found.text
 
 
 @pytest.mark.parametrize(

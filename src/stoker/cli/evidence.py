@@ -1,7 +1,8 @@
-"""`stoker evidence`: what others measured with a model, with links and dates."""
+"""`stoker evidence`: what others, and the user, measured with a model, with links and dates."""
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,16 +17,26 @@ if TYPE_CHECKING:
 
 
 def evidence(
-    model: Annotated[str, typer.Argument(help="A model: 122b, Qwen3.6-35B-A3B, gpt-oss-120b, ...")],
+    model: Annotated[str, typer.Argument(help="A model: 122b, Qwen3.6-35B-A3B, gpt-oss-120b, ...")] = "",
     box: Annotated[str | None, typer.Option("--box", help="Only rows of this box.")] = None,
+    add: Annotated[
+        list[Path] | None,
+        typer.Option("--add", metavar="RECEIPT", help="Add what a receipt of stoker up holds to your own rows."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
-    """List published measurements of a model: speed, recipe, workload, how it was timed, and by whom."""
+    """List measurements of a model, published and your own: speed, recipe, workload, how it was timed, and by whom."""
     from stoker.errors import RequestError
     from stoker.plan.answer import device_of
     from stoker.plan.catalog import find_box, find_model, suggestion
     from stoker.plan.evidence import measurements, of_model
 
+    for file in add or ():
+        _add(file, quiet=as_json)
+    if not model:
+        if not add:
+            raise RequestError("name a model, as in stoker evidence 122b, or a receipt with --add.")
+        return
     rows = of_model(model)
     name = model
     if not rows:
@@ -48,11 +59,27 @@ def evidence(
         console.print(f"Nobody published a measurement of {name} there that we know of.", markup=False)
         return
     ordered = sorted(rows, key=lambda row: (row.box, row.boxes, row.users, -(row.decode_tok_s or 0.0)))
-    console.print(evidence_table(ordered, f"{len(rows)} published measurements of {name}"))
+    own = sum(row.own for row in rows)
+    yours = f", and {own} of your own" if own else ""
+    console.print(evidence_table(ordered, f"{len(rows) - own} published measurements of {name}{yours}"))
     print_links(ordered, console)
     console.print(
         "Grades: A a table or log of the run, B a figure in a post, C hearsay or crowd-submitted.", style="dim"
     )
+
+
+def _add(file: Path, quiet: bool) -> None:
+    from stoker.plan.evidence import add_own, own_file
+    from stoker.up.evidence import rows_of
+    from stoker.up.receipt import read
+
+    rows = rows_of(read(file), str(file.absolute()))
+    new = add_own(rows)
+    if not quiet:
+        said = (
+            f"{new} rows of {rows[0].model} added to {own_file()}" if new else f"all rows of {file} are there already"
+        )
+        output_console().print(said, markup=False, soft_wrap=True)
 
 
 def print_links(rows: "Sequence[Row]", console: "Console") -> None:

@@ -199,7 +199,7 @@ def _print_evidence(found: "Answer", console: "Console") -> None:
     from stoker.cli.evidence import evidence_table, print_links
 
     if found.evidence:
-        console.print(evidence_table(found.evidence, "nearest published measurements"))
+        console.print(evidence_table(found.evidence, "nearest measurements"))
         print_links(found.evidence, console)
     else:
         console.print("Nobody published a measurement of this model that we know of.\n")

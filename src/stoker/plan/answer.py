@@ -22,6 +22,7 @@ from stoker.sizes.weights import Scheme, WeightBytes
 
 CHECKPOINT = "checkpoint"
 SHORT = 512  # tokens
+ENGINE_NAMES = {"stoker": "stoker", "vllm": "vLLM"}  # as recipes call engines, and as rows do
 DRAFTERS = ("none", "mtp", "dflash", "lookup")
 # what the table of drafts compares, where the model has such a drafter
 COMPARED = (Draft(), Draft("mtp", 1), Draft("mtp", 2), Draft("mtp", 4), Draft("dflash", 4), Draft("dflash", 12))
@@ -126,8 +127,9 @@ class Answer:
         }  # fmt: skip
 
 
-def answer(question: Question) -> Answer:
-    box, model = find_box(question.box), find_model(question.model)
+def answer(question: Question, box: Box | None = None) -> Answer:
+    """`box` is the one that the question names, where its free memory is known to differ."""
+    box, model = box or find_box(question.box), find_model(question.model)
     recipe = find_recipe(question.recipe) if question.recipe else {}
     engine = find_engine(question.engine or recipe.get("engine") or default_engine(model, box)).key
     key, weighed = _weights(question, model, engine, recipe.get("weights"))

@@ -1,15 +1,22 @@
-"""Measurements others published, as rows: what was run where, by whom, and whether it is decode-only or end-to-end.
+"""Measurements as rows: what was run where, by whom, and whether it is decode-only or end-to-end.
 
-data/measurements.csv is the table; docs/plan.md documents its columns. A published number is never called a prediction.
+data/measurements.csv is the table of what others published; docs/plan.md documents its columns. The user's own rows,
+out of receipts, are kept apart from it and never fitted. A measured number is never called a prediction.
 """
 
 import csv
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from stoker.errors import RequestError
 from stoker.plan.catalog import DATA
+
+OWN = "measured here"  # the source of the user's own rows
 
 # Posts and repositories of one author about the same runs: one source where sources are held out.
 SAME_SOURCE = {
@@ -72,6 +79,11 @@ class Row:
         return kind_of(self.workload)
 
     @property
+    def own(self) -> bool:
+        """Measured by the user, not published."""
+        return self.source == OWN
+
+    @property
     def link(self) -> str:
         return f"{self.url}, {self.source}" if self.source.startswith("document") else self.url
 
@@ -122,12 +134,54 @@ def measurements() -> tuple[Row, ...]:
     return tuple(_row(columns, line) for line in lines)
 
 
-@cache
 def of_model(name: str) -> tuple[Row, ...]:
+    """Published rows, and the user's own."""
+    return (*_published(name.lower()), *(row for row in own_rows() if row.model.lower() == name.lower()))
+
+
+@cache
+def _published(name: str) -> tuple[Row, ...]:
     """Only these lines become rows: a plan wants one model's."""
     columns, lines = _table()
-    model, wanted = columns.index("model"), name.lower()
-    return tuple(_row(columns, line) for line in lines if line[model].lower() == wanted)
+    model = columns.index("model")
+    return tuple(_row(columns, line) for line in lines if line[model].lower() == name)
+
+
+def own_file() -> Path:
+    """Where the user's own rows lie, with the same columns."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "stoker" / "evidence.csv"
+
+
+def own_rows() -> tuple[Row, ...]:
+    try:
+        with own_file().open(encoding="utf-8", newline="") as file:
+            columns, *lines = csv.reader(file)
+        return tuple(_row(columns, line) for line in lines)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError) as error:
+        raise RequestError(
+            f"{own_file()}, the file of your own measurements, cannot be read ({error}); repair or remove it."
+        ) from error
+
+
+def add_own(rows: Sequence[Row]) -> int:
+    """Writes rows that are not there yet; how many these were."""
+    before = own_rows()
+    known = {row.id for row in before}
+    new = [row for row in rows if row.id not in known]
+    if new:
+        file = own_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(".new")
+        with written.open("w", encoding="utf-8", newline="") as out:
+            writer = csv.writer(out)
+            columns, _ = _table()
+            writer.writerow(columns)
+            writer.writerows([getattr(row, column) for column in columns] for row in (*before, *new))  # None is empty
+        written.replace(file)
+    return len(new)
 
 
 def nearest(
