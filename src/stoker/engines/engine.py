@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -77,11 +77,12 @@ class Engine(Protocol):
 def find(name: str) -> Engine:
     """The engine of a recipe."""
     from stoker.engines.stoker import Stoker
+    from stoker.engines.vllm import Vllm
 
-    known: dict[str, Engine] = {"stoker": Stoker()}
+    known: dict[str, Callable[[], Engine]] = {"stoker": Stoker, "vllm": Vllm}
     if name not in known:
         raise StokerError(f"unknown engine {name!r}; known engines: {', '.join(known)}.")
-    return known[name]
+    return known[name]()
 
 
 def shell(launch: Launch) -> Sequence[str]:
