@@ -186,10 +186,10 @@ def test_a_parser_that_crashes_tells_its_last_words(tmp_path):
     python.write_text("#!/bin/sh\necho 'ImportError: libtorch.so' >&2\nexit 3\n")
     python.chmod(0o755)
     with pytest.raises(VllmError, match=r"exit status 3\. Its last lines: ImportError: libtorch.so"):
-        check([], prefix=(str(python),))
+        check([], python=(str(python),))
     python.write_text("#!/bin/sh\necho hello\n")
     with pytest.raises(VllmError, match=r"gave no report\. Its last lines: hello"):
-        check([["--port", "1"]], prefix=(str(python),))
+        check([["--port", "1"]], python=(str(python),))
 
 
 # -- in a container

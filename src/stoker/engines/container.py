@@ -102,9 +102,9 @@ def pull(image: str) -> list[str]:
     return [program(), "pull", image]
 
 
-def probing(image: str) -> tuple[str, ...]:
+def probing(image: str, program_there: str = "") -> tuple[str, ...]:
     """What runs its Python once, without a network, and without fetching the image."""
-    docker = program()
+    docker = program_there or program()
     return (docker, "run", "--rm", "--pull", "never", "--network", "none", "--entrypoint", "python3", image)
 
 

@@ -61,8 +61,8 @@ class Counters(Struct, frozen=True):
 class Engine(Protocol):
     name: str
 
-    def version(self) -> str:
-        """The installed version. Raises a StokerError with the way out if there is none."""
+    def version(self, recipe: Recipe | None = None) -> str:
+        """The installed version, or that of a recipe's container or boxes. Raises a StokerError with the way out."""
 
     def problems(self, recipe: Recipe) -> list[str]:
         """What the installed version would not understand or cannot do, as sentences. Empty: the recipe can run."""

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from msgspec import Struct
 
 from stoker.engines import vllm_probe
 from stoker.errors import StokerError
+from stoker.up.processes import SSH_OPTIONS
 
 VLLM = "STOKER_VLLM"  # environment: the `vllm` command, or the Python that has it
 TIMEOUT_S = 300.0  # the first import after an installation compiles every module
@@ -83,13 +85,20 @@ class Installed(Struct, frozen=True):
     version: str
     package: str
 
-    @property
-    def alias(self) -> dict[str, str]:
-        """Files that must lie on PYTHONPATH for its command to find its own version."""
-        if self.package == "vllm":
-            return {}
-        version = f"{self.version}+{self.package.partition('-')[2]}"  # by +cpu it knows its platform
-        return {f"vllm-{version}.egg-info": f"Metadata-Version: 1.0\nName: vllm\nVersion: {version}\n"}
+
+def alias(package: str, version: str) -> dict[str, str]:
+    """Files that must lie on PYTHONPATH for `vllm` to find its own version."""
+    if package == "vllm":
+        return {}
+    version = f"{version}+{package.partition('-')[2]}"  # by +cpu it knows its platform
+    return {f"vllm-{version}.egg-info": f"Metadata-Version: 1.0\nName: vllm\nVersion: {version}\n"}
+
+
+def with_alias(env: dict[str, str], files: dict[str, str]) -> dict[str, str]:
+    """An environment in which those files, in the folder that the command runs in, are found."""
+    if not files:
+        return env
+    return {**env, "PYTHONPATH": f"{env['PYTHONPATH']}:." if "PYTHONPATH" in env else "."}
 
 
 def find() -> Installed:
@@ -138,21 +147,28 @@ def check(
     options: Sequence[Sequence[str]],
     environment: Sequence[str] = (),
     specifier: str = "",
-    prefix: Sequence[str] = (),
+    python: Sequence[str] = (),
+    host: str = "",
 ) -> Report:
-    """What the parser says of them, option by option. `prefix` leads to another Python, as in a container."""
+    """What the parser says of them, option by option.
+
+    `python` is another Python than that of the installed vLLM, perhaps in a container; `host` is reached by ssh.
+    """
     asked = {
         "options": [list(option) for option in options],
         "environment": sorted(environment),
         "specifier": specifier,
     }
-    return _check(json.dumps(asked), tuple(prefix) or (find().python,))
+    return _check(json.dumps(asked), tuple(python) or (find().python,), host)
 
 
 @functools.lru_cache(16)
-def _check(asked: str, command: tuple[str, ...]) -> Report:
+def _check(asked: str, python: tuple[str, ...], host: str) -> Report:
+    command = [*python, "-c", _PROBE.read_text(encoding="utf-8"), asked]
+    if host:
+        command = ["ssh", *SSH_OPTIONS, host, "--", shlex.join(command)]
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:  # nothing lies there that could be imported
-        said = _run([*command, "-c", _PROBE.read_text(encoding="utf-8"), asked], "vLLM's parser", folder)
+        said = _run(command, f"vLLM's parser on {host}" if host else "vLLM's parser", folder)
     line = next((line for line in said.splitlines() if line.startswith(vllm_probe.MARK)), None)
     if line is None:
         raise VllmError(f"vLLM's parser gave no report. {_last(said)}")
