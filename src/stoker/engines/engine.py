@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -61,8 +61,8 @@ class Counters(Struct, frozen=True):
 class Engine(Protocol):
     name: str
 
-    def version(self) -> str:
-        """The installed version. Raises a StokerError with the way out if there is none."""
+    def version(self, recipe: Recipe | None = None) -> str:
+        """The installed version, or that of a recipe's container or boxes. Raises a StokerError with the way out."""
 
     def problems(self, recipe: Recipe) -> list[str]:
         """What the installed version would not understand or cannot do, as sentences. Empty: the recipe can run."""
@@ -77,11 +77,12 @@ class Engine(Protocol):
 def find(name: str) -> Engine:
     """The engine of a recipe."""
     from stoker.engines.stoker import Stoker
+    from stoker.engines.vllm import Vllm
 
-    known: dict[str, Engine] = {"stoker": Stoker()}
+    known: dict[str, Callable[[], Engine]] = {"stoker": Stoker, "vllm": Vllm}
     if name not in known:
         raise StokerError(f"unknown engine {name!r}; known engines: {', '.join(known)}.")
-    return known[name]
+    return known[name]()
 
 
 def shell(launch: Launch) -> Sequence[str]:

@@ -20,7 +20,7 @@ def _sampling(defaults: dict[str, float]) -> dict[str, float]:
 class Stoker:
     name = "stoker"
 
-    def version(self) -> str:
+    def version(self, recipe: Recipe | None = None) -> str:
         return stoker.__version__
 
     def problems(self, recipe: Recipe) -> list[str]:

@@ -70,7 +70,7 @@ class Running:
             mark = f"[{launch.host or index}] ".encode() if len(deployment.launches) > 1 else b""
             starting = asyncio.create_task(
                 EngineProcess.start(
-                    launch, port, folder, self._environment, functools.partial(self._read, mark), index == 0
+                    launch, port, folder, self._environment, functools.partial(self._read, mark, index == 0), index == 0
                 )
             )
             try:
@@ -192,9 +192,10 @@ class Running:
         found = " / ".join(line.strip()[:300] for line in lines[-LAST_WORDS:])
         return f". Its log ends with: {found}" if found else ""
 
-    def _read(self, mark: bytes, text: bytes) -> None:
+    def _read(self, mark: bytes, leads: bool, text: bytes) -> None:
+        """`leads`: it is the launch that answers requests, whose phases are the service's."""
         self._log.write(b"".join(mark + line for line in text.splitlines(keepends=True)) if mark else text)
-        if self.data.state == "starting":
+        if leads and self.data.state == "starting":
             for line in text.splitlines():
                 if phase := self._engine.phase(line.decode("utf-8", "replace")):
                     self._enter(phase)

@@ -45,10 +45,11 @@ while len(source) < size:
 exec(compile(source, "launcher", "exec"))"""
 
 
-def ssh_command(host: str, port: int | None = None) -> list[str]:
-    """What runs the launcher on another host. With a port, its own loopback port of that number leads there."""
+def ssh_command(host: str, port: int | None = None, arguments: Sequence[str] = ()) -> list[str]:
+    """What runs a program on another host, given on standard input after its size. With a port, the loopback port of
+    that number here leads to the one there."""
     forward = [] if port is None else ["-L", f"127.0.0.1:{port}:127.0.0.1:{port}"]
-    return ["ssh", *SSH_OPTIONS, *forward, host, "--", shlex.join(["python3", "-c", _BOOT])]
+    return ["ssh", *SSH_OPTIONS, *forward, host, "--", shlex.join(["python3", "-c", _BOOT, *arguments])]
 
 
 def free_port() -> int:
