@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.bench.journal import Journal
+from stoker.bench.record import Request
 from stoker.bench.run import Runner
 from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
@@ -84,7 +85,7 @@ async def _measure(port: int, streams: int) -> tuple[list[list[float]], float]:
     found: list[list[float]] = []
     async with Target(f"http://127.0.0.1:{port}", "mock") as target:
         cell = Cell("load", concurrency=streams, rounds=1, seconds=1.0)  # each stream asks once: an answer takes longer
-        runner = Runner([target], Plan([cell]), Options(), Journal(None, {}), "salt", own={"load": [prompt]})
+        runner = Runner([target], Plan([cell]), Options(), Journal(None, {}, Request), "salt", own={"load": [prompt]})
         runner.on_answer = lambda request, answer: found.append([chunk.at for chunk in answer.chunks])
         await runner.run()
         assert not any(request.failure for request in runner.requests), runner.requests[0].failure

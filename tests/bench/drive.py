@@ -6,7 +6,7 @@ from typing import Any
 from stoker.bench.document import document
 from stoker.bench.environment import environment
 from stoker.bench.journal import Journal
-from stoker.bench.record import Document, Workload
+from stoker.bench.record import Document, Request, Workload
 from stoker.bench.run import Runner, Watcher
 from stoker.bench.suites import Cell, Options, Plan
 from stoker.bench.target import Target
@@ -17,7 +17,7 @@ async def bench(mock: Mock, cell: Cell, timeout: float = 30.0, **settings: Any) 
     """Without a warm-up, so that the mock's record holds the measured requests and nothing else."""
     clock: dict[str, Any] = {"clock": mock.clock} if mock.clock else {}
     async with Target(mock.url, timeout=timeout, **clock, **settings) as target:
-        runner = Runner([target], Plan([cell]), Options(), Journal(None, {}), "salt")
+        runner = Runner([target], Plan([cell]), Options(), Journal(None, {}, Request), "salt")
         watcher = _Forgetful(mock)
         runner.watcher = watcher
         await runner.run()

@@ -28,20 +28,20 @@ def requests() -> list[Request]:
 
 def test_rounds_come_back_whatever_their_answers_contain(tmp_path: Path, requests: list[Request]) -> None:
     path = tmp_path / "journal"
-    Journal(path, IDENTITY).add("1", requests)
-    assert Journal(path, IDENTITY).rounds == {"1": requests}
+    Journal(path, IDENTITY, Request).add("1", requests)
+    assert Journal(path, IDENTITY, Request).rounds == {"1": requests}
 
 
 def test_a_round_that_a_kill_cut_within_a_character_is_measured_again(tmp_path: Path, requests: list[Request]) -> None:
     path = tmp_path / "journal"
-    journal = Journal(path, IDENTITY)
+    journal = Journal(path, IDENTITY, Request)
     journal.add("1", requests)
     whole = path.read_bytes()
     journal.add("2", requests)
     written = path.read_bytes()
     inside = written.index("\U0001f600".encode(), len(whole)) + 2
     path.write_bytes(written[:inside])
-    assert set(Journal(path, IDENTITY).rounds) == {"1"}
+    assert set(Journal(path, IDENTITY, Request).rounds) == {"1"}
 
 
 def test_a_file_that_is_no_text_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from stoker.bench.answer import Answer
 from stoker.bench.fit import fit
 from stoker.bench.journal import Journal
 from stoker.bench.quality import looping, problems
+from stoker.bench.record import Request
 from stoker.bench.run import Runner
 from stoker.bench.suites import NAMES, Cell, Options, Plan, plan
 from stoker.bench.target import Target
@@ -82,7 +83,7 @@ def test_cold_prompts_share_no_beginning_and_warm_ones_do():
 def test_two_servers_are_asked_the_same_but_one_server_never_twice(cell):
     async def ask(*mocks: Mock) -> None:
         async with Target(mocks[0].url, name="A") as a, Target(mocks[-1].url, name="B") as b:
-            await Runner([a, b], Plan([cell]), Options(), Journal(None, {}), "salt").run()
+            await Runner([a, b], Plan([cell]), Options(), Journal(None, {}, Request), "salt").run()
 
     async def run() -> list[Mock]:
         mocks = [Mock(Behaviour(chunks=2, ttft_s=0.0, steps_per_s=1e4)) for _ in range(3)]

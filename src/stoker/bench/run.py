@@ -45,7 +45,7 @@ class Runner:
     targets: Sequence[Target]
     plan: Plan
     options: Options
-    journal: Journal
+    journal: Journal[Request]
     salt: str
     watcher: Watcher = field(default_factory=Watcher)
     power: Power | None = None

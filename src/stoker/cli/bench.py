@@ -168,6 +168,7 @@ async def _measure(
     from stoker.bench.journal import Journal
     from stoker.bench.overhead import find_power
     from stoker.bench.progress import Bars
+    from stoker.bench.record import Request
     from stoker.bench.run import Runner
     from stoker.bench.suites import Cell, Plan, plan
 
@@ -187,7 +188,7 @@ async def _measure(
             **chosen.fingerprint(options),
         }
         path = _partial(json_file) if json_file and str(json_file) != "-" else None
-        journal = Journal(path, identity, fresh)
+        journal = Journal(path, identity, Request, fresh)
         if journal.rounds:
             console.print(f"Going on: rounds already in {path}: {len(journal.rounds)}.", markup=False)
         power = find_power()

@@ -13,7 +13,7 @@ from stoker.errors import StokerError
 
 # Each is the function of that name in stoker.cli.NAME; a module with an `app` has subcommands.
 COMMANDS = (
-    *("generate", "chat", "serve", "build", "inspect", "plan", "pick", "evidence", "bench", "report"),
+    *("generate", "chat", "serve", "build", "inspect", "plan", "pick", "evidence", "bench", "check", "report"),
     *("recipe", "up", "down", "status", "logs", "list", "probe"),
 )
 

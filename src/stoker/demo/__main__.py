@@ -100,14 +100,14 @@ async def _measure(servers: dict[str, str], console: Console) -> tuple[Document,
     async with AsyncExitStack() as stack:
         targets = [await stack.enter_async_context(Target(url, name=name)) for name, url in servers.items()]
         with Bars(console, own.cells, len(targets)) as bars:
-            runner = Runner(targets, own, options, Journal(None, {}), secrets.token_hex(8), bars, own=asked)
+            runner = Runner(targets, own, options, Journal(None, {}, Request), secrets.token_hex(8), bars, own=asked)
             runner.on_answer = tokens.record
             await runner.run()
         first = next((r.text for r in runner.requests if r.server == PLAIN and r.workload == "JSON"), "")
         adaptive = [target for target in targets if target.name == ADAPTIVE]
         suite = plan("quick", options, adaptive[0].context)
         with Bars(console, suite.cells, 1) as bars:
-            quick = Runner(adaptive, suite, options, Journal(None, {}), secrets.token_hex(8), bars)
+            quick = Runner(adaptive, suite, options, Journal(None, {}, Request), secrets.token_hex(8), bars)
             await quick.run()
         later = max((r.started_s + (r.total_s or 0.0) for r in runner.requests), default=0.0)
         for request in quick.requests:

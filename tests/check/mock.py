@@ -1,0 +1,97 @@
+"""A chat server that knows the right answers and gives a chosen share of wrong ones. A word is a token here."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+from aiohttp import web
+
+from stoker.check.items import Item
+
+Change = Callable[[Item], bool]
+
+
+class KnowingServer:
+    """Items are recognised by their messages; `wrong` says which get a wrong answer, `fails` which an error."""
+
+    def __init__(self, items: list[Item], wrong: Change = lambda _: False, fails: Change = lambda _: False) -> None:
+        self.items, self.wrong, self.fails = items, wrong, fails
+        self.asked: list[dict[str, Any]] = []
+        self.url = ""
+        self.refuses_switch = False
+        self.seconds = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["KnowingServer"]:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}".format(*runner.addresses[0][:2])
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "knows", "owned_by": "test", "max_model_len": 200_000}]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        said = body.get("prompt") or " ".join(str(message["content"]) for message in body["messages"])
+        return web.json_response({"count": len(said.split())})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if self.refuses_switch and "chat_template_kwargs" in body:
+            return web.json_response({"error": {"message": "unknown field chat_template_kwargs"}}, status=400)
+        if body["max_tokens"] == 1:
+            return web.json_response({"usage": {"prompt_tokens": 1, "completion_tokens": 1}, "choices": []})
+        self.asked.append(body)
+        item = self._item(body["messages"])
+        if self.fails(item):
+            return web.json_response({"error": {"message": "the queue is full"}}, status=503)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        text, calls = ("This is wrong.", []) if self.wrong(item) else right_answer(item)
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = [
+                {"index": place, "id": f"c{place}", "type": "function", "function": call}
+                for place, call in enumerate(calls)
+            ]
+        usage = {"prompt_tokens": 1, "completion_tokens": len(json.dumps(delta).split())}
+        for event in (
+            {"choices": [{"index": 0, "delta": delta}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage},
+        ):
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _item(self, messages: list[dict[str, Any]]) -> Item:
+        text = str(messages[-1]["content"])
+        for item in self.items:
+            end = str(item.messages[-1]["content"]).partition("{text}")[2]
+            if item.messages == messages or (item.filler and text.endswith(end)):
+                return item
+        raise AssertionError(f"nobody should ask {text[:200]}")
+
+
+def right_answer(item: Item) -> tuple[str, list[dict[str, str]]]:
+    if item.checker == "tool_calls":
+        calls = [{"name": call["name"], "arguments": json.dumps(call["arguments"])} for call in item.expect]
+        return "" if calls else "No tool is needed.", calls
+    if item.checker == "json_fields":
+        return json.dumps(item.expect, ensure_ascii=False), []
+    return f"Answer: {item.expect}" if item.checker == "number" else f"It is {item.expect}.", []
+
+
+def share(of: float, seed: str) -> Change:
+    """The same items every time."""
+    return lambda item: Random(f"{seed}/{item.id}").random() < of
