@@ -6,8 +6,7 @@
 The first form writes a random checkpoint at the shapes of Qwen3.5-122B-A10B into the folder if it has none (66.6 GiB: a
 large tmpfs), starts the server and asks it for the rows of `benchmarks/server/rows.py`. The second asks a server that
 runs. Random weights accept no drafts, so drafting is timed with an assumed number of tokens a step
-(`--serve "--assume-acceptance 2.6"`), which the server and every row say. The physical limit stands beside each row: the bytes that a
-step must read, and for prompts the operations too, over what this card delivers.
+(`--serve "--assume-acceptance 2.6"`), which the server and every row say.
 """
 
 import argparse

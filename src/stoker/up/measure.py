@@ -65,7 +65,12 @@ async def measure(target: Target, chosen: Sequence[Cell], watcher: Watcher) -> l
         if requests and time.monotonic() > until:
             break
         runner = Runner(
-            [target], Plan([cell]), Options(max_tokens=ANSWER), Journal(None, {}), secrets.token_hex(8), watcher
+            [target],
+            Plan([cell]),
+            Options(max_tokens=ANSWER),
+            Journal(None, {}, Request),
+            secrets.token_hex(8),
+            watcher,
         )
         await runner.run()
         if runner.interrupted and not runner.stop_reason:
