@@ -5,8 +5,8 @@
 
 The first form writes a random checkpoint at the shapes of Qwen3.5-122B-A10B into the folder if it has none (66.6 GiB: a
 large tmpfs), starts the server and asks it for the rows of `benchmarks/server/rows.py`. The second asks a server that
-runs. Random weights accept no drafts, so drafting is timed with an assumed number of tokens a step
-(`--serve "--assume-acceptance 2.6"`), which the server and every row say.
+runs. Random weights accept no drafts, so drafting is timed with an assumed number of tokens a step (`--accept-length`),
+as the server and the result say. The physical limit stands beside each row (limits.py).
 """
 
 import argparse
@@ -20,6 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ import torch
 
 from benchmarks.gpu.checkpoint import write
 from benchmarks.gpu.decode import shortened
+from benchmarks.gpu.limits import Limits, beside, measure_card
 from benchmarks.gpu.result import record
 from benchmarks.gpu.weights import QWEN_122B
 from benchmarks.server.rows import PASTS, PROMPTS, measure
+from stoker.sizes.step import Draft
+from stoker.speculate.choice import DraftChoice
 
 START_S = 600.0
 
@@ -55,6 +59,8 @@ def server(options: argparse.Namespace, folder: Path, log: Path) -> Iterator[tup
         "--draft", options.draft, "--device", options.device, "--context", str(options.context),
         "--users", str(options.users), *options.serve.split(),
     ]  # fmt: skip
+    if options.accept_length:
+        command += ["--assume-acceptance", str(options.accept_length)]
     url, started = f"http://127.0.0.1:{options.port}", time.perf_counter()
     with log.open("ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -92,6 +98,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", default="int4", choices=["int4", "hybrid"])
     parser.add_argument("--layers", type=int, help="fewer, for a trial")
     parser.add_argument("--draft", default="none")
+    parser.add_argument("--accept-length", type=float, help="tokens a step that drafting is assumed to make")
     parser.add_argument("--serve", default="", help="further options of stoker serve, as one word")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--context", type=int, default=131_072)
@@ -116,13 +123,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.url:
         return record("gpu/served", options.json, arguments, rows=ask(options.url, options))
     folder, starts = checkpoint(options), []
+    card = measure_card() if torch.cuda.is_available() else None
+    torch.cuda.empty_cache()
     options.log.parent.mkdir(parents=True, exist_ok=True)
     for left in reversed(range(options.starts)):
         with server(options, folder, options.log) as (url, seconds):
             starts.append(round(seconds, 1))
             print(f"ready after {seconds:.1f} s", flush=True)
             rows = [] if left else ask(url, options)
-    return record("gpu/served", options.json, arguments, start_s=starts, rows=rows)
+    if card:
+        choice = DraftChoice.parse(options.draft)
+        draft = Draft(choice.kinds[0], choice.depth) if choice.depth else Draft()
+        beside(rows, Limits.of(folder, card, draft, options.accept_length or 1.0))
+    return record("gpu/served", options.json, arguments, start_s=starts, card=card and asdict(card), rows=rows)
 
 
 if __name__ == "__main__":
