@@ -5,7 +5,7 @@ tokens with independent routing would, they are taken to touch as many of the 25
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,15 +148,19 @@ class _Stream:
         return len(self.text) - self.position - 1
 
 
-def run(texts: Sequence[Text], strategy: Strategy, seed: int = 0, together: int = 1) -> dict[str, Outcome]:
+def run(
+    texts: Sequence[Text], strategy: Strategy, seed: int = 0, together: int = 1, noise: float = NOISE
+) -> dict[str, Outcome]:
     """All texts as one engine would serve them, `together` at a time. -> by kind; the time of a step is shared out."""
-    noise = random.Random(seed)
+    rng = random.Random(seed)
     outcomes = {text.kind: Outcome() for text in texts}
     waiting = [_Stream(key, text) for key, text in enumerate(texts)]
     running: list[_Stream] = []
     while waiting or running:
         running += [waiting.pop(0) for _ in range(min(together - len(running), len(waiting)))]
-        for stream, step in zip(running, _step(running, strategy, noise), strict=True):
+        for stream, step in zip(
+            running, _step(running, strategy, lambda: max(0.5, rng.gauss(1.0, noise))), strict=True
+        ):
             outcomes[stream.text.kind].add(step)
             stream.position += step.tokens
             stream.behind += step.tokens
@@ -166,7 +170,7 @@ def run(texts: Sequence[Text], strategy: Strategy, seed: int = 0, together: int 
     return outcomes
 
 
-def _step(running: Sequence[_Stream], strategy: Strategy, noise: random.Random) -> list[Outcome]:
+def _step(running: Sequence[_Stream], strategy: Strategy, noise: Callable[[], float]) -> list[Outcome]:
     controller, box = strategy.controller, strategy.box
     paid = [bool(strategy.depth) and stream.room > 0 for stream in running]
     if controller:
@@ -187,7 +191,7 @@ def _step(running: Sequence[_Stream], strategy: Strategy, noise: random.Random) 
     for (_, block), depth in zip(made, depths, strict=True):
         left *= 1 - block.distinct[depth] / spark.EXPERTS
     distinct = spark.EXPERTS * (1 - left)
-    verify_s = box.verify_s(distinct, len(running)) * max(0.5, noise.gauss(1.0, NOISE))
+    verify_s = box.verify_s(distinct, len(running)) * noise()
     emitted = [min(depth, block.right) + 1 for (_, block), depth in zip(made, depths, strict=True)]
     if controller:
         tokens = [range(s.position + 1, s.position + 1 + n) for s, n in zip(running, emitted, strict=True)]
@@ -235,7 +239,7 @@ def _catch_up_s(strategy: Strategy, behind: int, drafting: bool) -> float:
     if strategy.controller and not drafting and behind < POSTPONE:
         return 0.0
     if strategy.paid == "dflash":
-        return 0.0 if drafting else spark.DFLASH_OBSERVE * box.weights.dflash / spark.BANDWIDTH
+        return 0.0 if drafting else spark.DFLASH_OBSERVE * box.weights.dflash / box.bandwidth
     experts = spark.distinct(behind, pool) - (spark.TOP_K if drafting else 0)
     dense = 0 if drafting else spark.MTP_DENSE
-    return (dense + max(0.0, experts) * spark.EXPERT) * box.weights.mtp / spark.BANDWIDTH
+    return (dense + max(0.0, experts) * spark.EXPERT) * box.weights.mtp / box.bandwidth

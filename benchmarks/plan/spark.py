@@ -54,6 +54,7 @@ class Spark:
     fixed_s: float
     weights: Weights = PLAIN
     context: int = 0  # tokens
+    bandwidth: float = BANDWIDTH
 
     @property
     def fixed_bytes(self) -> float:
@@ -94,12 +95,12 @@ class Spark:
     def verify_s(self, distinct: float, requests: int = 1) -> float:
         """A verify step that touches that many experts per layer; every request has a state and a context to read."""
         own = 2 * STATE + self.context * KV_PER_TOKEN
-        return self.fixed_s + (self.fixed_bytes + (requests - 1) * own + distinct * self.expert_bytes) / BANDWIDTH
+        return self.fixed_s + (self.fixed_bytes + (requests - 1) * own + distinct * self.expert_bytes) / self.bandwidth
 
     def draft_s(self, drafter: str, depth: int) -> float:
         if not depth or drafter == "lookup":
             return 0.0
-        return (depth * self.mtp_pass_bytes if drafter == "mtp" else self.dflash_bytes) / BANDWIDTH
+        return (depth * self.mtp_pass_bytes if drafter == "mtp" else self.dflash_bytes) / self.bandwidth
 
     def tokens_per_s(self, drafter: str, depth: int, accepted: float, pool: float) -> float:
         """`accepted` tokens are emitted per step."""
