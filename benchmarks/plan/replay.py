@@ -17,7 +17,7 @@ from benchmarks.plan.spark import Spark
 from benchmarks.plan.traces import DEPTHS, from_levels
 from stoker.speculate.depth.controller import DepthController
 from stoker.speculate.depth.cost import PER_TOKEN, DraftCost, StepBytes
-from stoker.speculate.drafter import TRUST, Draft
+from stoker.speculate.drafter import Draft, trusted
 
 POSTPONE = 64  # tokens a drafter may fall behind while it is not asked, as in the engine
 NOISE = 0.03  # standard deviation of a step's time, relative; boxes are reported to vary by 6 to 7 % between runs
@@ -175,7 +175,8 @@ def _step(running: Sequence[_Stream], strategy: Strategy, noise: Callable[[], fl
     paid = [bool(strategy.depth) and stream.room > 0 for stream in running]
     if controller:
         paid = controller.ask([stream.key for stream in running], [stream.room for stream in running])
-    made = [_draft(stream, strategy, own) for stream, own in zip(running, paid, strict=True)]
+    rivals = controller.rivals() if controller else [0.0] * len(running)
+    made = [_draft(stream, strategy, own, rival) for stream, own, rival in zip(running, paid, rivals, strict=True)]
     if controller and strategy.paid == "mtp":
         made = _pass_by_pass(made, controller)
     drafts = [draft for draft, _ in made]
@@ -200,7 +201,7 @@ def _step(running: Sequence[_Stream], strategy: Strategy, noise: Callable[[], fl
     return [Outcome(n, 1, share, len(draft), depth) for n, draft, depth in zip(emitted, drafts, depths, strict=True)]
 
 
-def _draft(stream: _Stream, strategy: Strategy, paid: bool) -> tuple[Draft, Block]:
+def _draft(stream: _Stream, strategy: Strategy, paid: bool, rival: float) -> tuple[Draft, Block]:
     """What the engine's drafters would hand over: lookup first, where it is trusted; else the network's."""
     text, position = stream.text, stream.position
     most = min(stream.room, strategy.depth if strategy.depth is not None else stream.room)
@@ -208,7 +209,7 @@ def _draft(stream: _Stream, strategy: Strategy, paid: bool) -> tuple[Draft, Bloc
     if strategy.free and most:
         block = text.blocks["lookup"][position]
         found = block.draft(position, "lookup", most)
-        if len(found) and found.confidence[0] >= TRUST:
+        if trusted(found, rival):
             return found, block
     if not paid or not strategy.paid or not most:
         return found, block

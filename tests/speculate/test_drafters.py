@@ -18,7 +18,7 @@ from stoker.backends.network.low_bits import lower_all
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DRAFTER_FOLDER
 from stoker.speculate.dflash import DFlashDrafter
-from stoker.speculate.drafter import Draft, Drafter, DraftRequest, FirstOf
+from stoker.speculate.drafter import Draft, Drafter, DraftRequest, FirstOf, trusted
 from stoker.speculate.lookup import LookupDrafter
 from stoker.speculate.mtp import MtpDrafter
 from tests.engine.drive import generate
@@ -318,3 +318,11 @@ def test_a_pair_prefers_a_network_to_a_match_that_has_not_held_lately() -> None:
     assert pair.propose([request])[0].source == "lookup"
     first._went_on = [0.1 * seen for seen in first._seen]
     assert pair.propose([request])[0].source == "sure"
+
+
+def test_a_pair_prefers_a_network_whose_drafts_lately_were_right_further_than_the_match_promises() -> None:
+    guess = Draft([1, 2], [0.9, 0.9], "lookup")  # promises 0.9 + 0.81
+    assert trusted(guess, rival=1.7)
+    assert not trusted(guess, rival=1.72)
+    assert not trusted(Draft([1], [0.7], "lookup"), rival=0.0)
+    assert not trusted(Draft(), rival=0.0)

@@ -36,9 +36,10 @@ class Drafting:
         decides = [entry.request.depth == AUTO for entry in drafted]  # how many: the controller, not the request
         self._adaptive = list(compress(drafted, decides))
         paid = self._ask(decides, limits)
+        rivals = self._rivals(decides)
         requests = [
-            DraftRequest(s.slot, s.pages, s.prompt, s.output, s.sampling, limit, not pays, s.past)
-            for s, limit, pays in zip((entry.request for entry in drafted), limits, paid, strict=True)
+            DraftRequest(s.slot, s.pages, s.prompt, s.output, s.sampling, limit, not pays, rival, s.past)
+            for s, limit, pays, rival in zip((entry.request for entry in drafted), limits, paid, rivals, strict=True)
         ]
         started = time.perf_counter()
         drafts = self._drafter.propose(requests, self._go_on(decides)) if requests else []
@@ -86,6 +87,13 @@ class Drafting:
             return [True] * len(decides)
         keys = [entry.request.id for entry in self._adaptive]
         return _merged(decides, self.controller.ask(keys, list(compress(limits, decides))))
+
+    def _rivals(self, decides: Sequence[bool]) -> list[float]:
+        """What a looked-up guess has to promise; nothing where the depth is fixed."""
+        if not self._adaptive or not self.controller:
+            return [0.0] * len(decides)
+        rivals = iter(self.controller.rivals())
+        return [next(rivals) if asked else 0.0 for asked in decides]
 
     def _go_on(self, decides: Sequence[bool]) -> GoOn | None:
         """The controller's word on another pass; requests of fixed depth always want one."""

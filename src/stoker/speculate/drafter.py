@@ -57,6 +57,7 @@ class DraftRequest:
     sampling: Sampling
     depth: int
     free_only: bool = False  # not worth a pass of a drafting network this step; what costs nothing is welcome
+    rival: float = 0.0  # right drafts that a guess of the first of two drafters has to promise to be taken unseen
     past: "Past | None" = None  # what penalties ask about prompt and output, where they do
 
     @property
@@ -85,7 +86,7 @@ class FirstOf:
 
     def propose(self, requests: Sequence[DraftRequest], go_on: GoOn | None = None) -> list[Draft]:
         drafts = self._first.propose(requests, go_on)
-        good = [bool(len(draft)) and draft.confidence[0] >= TRUST for draft in drafts]
+        good = [trusted(draft, request.rival) for draft, request in zip(drafts, requests, strict=True)]
         left = [replace(r, depth=0) if taken else r for r, taken in zip(requests, good, strict=True)]
         others = self._second.propose(left, go_on)
         return [other if len(other) else draft for draft, other in zip(drafts, others, strict=True)]
@@ -93,6 +94,17 @@ class FirstOf:
     def reset(self, slot: int) -> None:
         self._first.reset(slot)
         self._second.reset(slot)
+
+
+def trusted(draft: Draft, rival: float) -> bool:
+    """Is a guess of the first of two drafters taken unseen? It has to promise `rival` right drafts."""
+    if not len(draft) or draft.confidence[0] < TRUST:
+        return False
+    promised, reached = 0.0, 1.0
+    for confidence in draft.confidence:
+        reached *= confidence
+        promised += reached
+    return promised >= rival
 
 
 def combine(drafters: Sequence[Drafter]) -> Drafter | None:

@@ -313,6 +313,26 @@ def test_a_decision_for_eight_requests_takes_a_bounded_number_of_calls() -> None
     assert costs[55] < 1200
 
 
+def test_a_looked_up_guess_has_to_promise_what_drafts_lately_brought() -> None:
+    box = Box(DFLASH)
+    asked = []
+    for truth in [0.97] * 60 + [0.02] * 200:
+        box.step(sure=truth, truth=truth)
+        paid = box.controller.ask([0], [8])
+        asked.append((paid[0], box.controller.rivals()[0]))
+        box.controller.cut([Draft()])
+        box.controller.observe([[1]], box.verify_s(1)[0], 0.0)
+    assert all(rival == 0.0 for paid, rival in asked if not paid)
+    assert 4.0 < asked[59][1] < 8.0  # of eight drafts nearly all came true, and making them took some time
+    assert asked[-1][1] == 0.0
+
+
+def test_without_a_drafter_that_costs_something_no_guess_has_a_rival() -> None:
+    controller = DepthController(MOE, {})
+    controller.ask([0, 1], [8, 8])
+    assert controller.rivals() == [0.0, 0.0]
+
+
 def test_a_draft_of_which_a_grammar_leaves_nothing() -> None:
     """It was paid for and has no tokens: the step is learnt from, and nothing is divided by its length."""
     controller = DepthController(MOE, DFLASH)

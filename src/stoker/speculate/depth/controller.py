@@ -79,6 +79,7 @@ class _Track:
     seconds: float = 0.0  # ... in this time
     shifts: dict[str, _Shift] = field(default_factory=dict)  # by source
     reach: dict[str, int] = field(default_factory=dict)  # free drafts to verify at most, by source
+    brings: float = 0.0  # paid drafts of a block that were lately right
     blocks: int = 0  # of paid drafts that `earns` rests on
     next_right: float = 0.7
     idle: int = 0  # steps since it was last drafted for at a price
@@ -167,6 +168,16 @@ class DepthController:
         for track, paid in zip(tracks, step.paid, strict=True):
             track.idle = 0 if paid else track.idle + 1
         return list(step.paid)
+
+    def rivals(self) -> list[float]:
+        """Per request of the step: right drafts that a free guess has to promise, so that it is taken unseen. As many
+        as its paid drafts lately brought, less those that could be had in the time of a draft."""
+        step = self._current()
+        price = step.rate * self._drafting.seconds((1.0, 1.0)) if self._costs else 0.0
+        return [
+            max(0.0, track.brings - price) if paid and not look else 0.0
+            for track, paid, look in zip(step.tracks, step.paid, step.looks, strict=True)
+        ]
 
     def more(self, drafts: Sequence[Draft]) -> list[bool]:
         """For drafters that make one token per pass: which requests are worth one more?"""
@@ -350,15 +361,15 @@ class DepthController:
         for i, (track, draft) in enumerate(zip(step.tracks, step.drafts, strict=True)):
             if draft.source in self._costs:
                 seconds = verify_s * step.wanted[i] + further_s * lengths[i]
-                self._earn(track, self._right(step, i, emitted[i]) - step.rate * seconds, step.looks[i])
+                right = self._right(step, i, emitted[i])
+                self._earn(track, right, right - step.rate * seconds, step.looks[i])
 
-    def _earn(self, track: _Track, earned: float, probing: bool) -> None:
+    def _earn(self, track: _Track, right: float, earned: float, probing: bool) -> None:
         """A probe that would have paid wakes the request at once; bad news is believed little by little."""
         track.blocks += 1
-        if probing and earned > track.earns:
-            track.earns = earned
-        else:
-            track.earns += max(EARNING, 1.0 / (track.blocks + FIRST_BLOCKS)) * (earned - track.earns)
+        weight = max(EARNING, 1.0 / (track.blocks + FIRST_BLOCKS))
+        track.brings += weight * (right - track.brings)
+        track.earns = earned if probing and earned > track.earns else track.earns + weight * (earned - track.earns)
 
 
 class Tally:
