@@ -11,6 +11,8 @@ TORCH ?= auto
 # The Triton that today's GPU machines have, beside the newest one of .venv: kernels must compile with both.
 OTHER_TRITON := 3.6.0
 OTHER := build/triton-$(OTHER_TRITON)
+# Modules are compiled once, whatever the surroundings ask for: without, every start of a process compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 # The packages that write quantised checkpoints; theirs and ours are compared.
 QUANTISERS := build/quantisers
 
