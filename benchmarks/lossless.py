@@ -37,7 +37,7 @@ from stoker.backends.family import CHUNK, PAGE_SIZE
 from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import AUTO, Stats
+from stoker.engine.event import AUTO, Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice

@@ -8,7 +8,7 @@ from typing import Any
 
 import stoker.server.lifecycle.run as server
 from stoker.cli.main import run as run_command
-from stoker.engine.request import Event
+from stoker.engine.event import Event
 from stoker.engine.worker.messages import Loading
 from stoker.engine.worker.spec import Buildable, Built
 from stoker.sampling.settings import Sampling
