@@ -26,17 +26,23 @@ else
 TORCH_BUILD := $(TORCH)
 endif
 
-.PHONY: demo test test-all kernels box-report lossless server seeds lint format clean
+# Processes that run tests; auto: as many as there are cores.
+WORKERS ?= auto
+
+.PHONY: demo test test-all kernels box-report lossless server seeds lint style format clean
 
 demo: $(INSTALLED)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
-test: $(READY) lint  ## what CI runs; a quarter of an hour on two cores
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# mypy takes a core for a minute or two: it runs beside the tests, and what it finds comes last.
+test: $(READY) style  ## what CI runs; ten minutes or so on two cores
+	@mkdir -p build; $(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
+	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal; tests=$$?; \
+	  wait $$types; typed=$$?; cat build/mypy.txt; exit $$((tests | typed))
 
 # Tests of the server run one at a time: what they allow it to keep others waiting is short.
 test-all: $(READY) $(OTHER)/.ready $(QUANTISERS)/.ready lint  ## every test, all architectures, both Tritons; before a release
-	STOKER_TESTS=all $(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/server --ignore tests/agents \
+	STOKER_TESTS=all $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/server --ignore tests/agents \
 		--ignore tests/weights/formats/test_against_quantisers.py
 	STOKER_TESTS=all PYTHONPATH=$(QUANTISERS) $(BIN)/python -m pytest tests/weights/formats/test_against_quantisers.py
 	$(MAKE) server
@@ -69,10 +75,12 @@ server: $(READY)  ## all tests of the server: 22,000 made-up requests, schemas, 
 seeds: $(READY)  ## docs/seeds.md: every figure of the documents this project started from, beside what is predicted
 	$(BIN)/python -m tools.seeds docs/seeds.md
 
-lint: $(READY)
+lint: $(READY) style
+	$(BIN)/mypy
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
