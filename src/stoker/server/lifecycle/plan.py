@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
-RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
+RUNTIME = 768 << 20  # bytes of two Python processes; with a GPU there is torch in both
 HOST_RUNTIME = 3 << 30  # bytes of the host's beside a card: two processes that use CUDA, and those that compile kernels
 STAGED = 512 << 20  # bytes of the host's that weights lie in on their way to a card
 PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
