@@ -15,6 +15,9 @@ import torch
 from tests.support.extent import ALL
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
 from tests.support.tokenizer import write_byte_tokenizer
+from tests.support.triton_processes import compiler, interpreter
+
+__all__ = ["checkpoints", "compiler", "interpreter"]
 
 LEFT_OUT = "tests marked long are left out and fewer cases drawn; STOKER_TESTS=all, or make test-all, runs everything"
 FAMILIES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")

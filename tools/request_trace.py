@@ -57,7 +57,9 @@ class Recorder:
     def _follow(self) -> None:
         while not (self._folder / DONE).exists():
             phase = next((phase for phase in (REQUEST, IDLE) if (self._folder / phase).exists()), None)
-            self._now = self._called[phase] if phase else None
+            if phase and self._now is not self._called[phase]:
+                self._now = self._called[phase]
+                (self._folder / f"{os.getpid()}.{phase}").touch()
             time.sleep(POLL_S)
         self._now = None
         files = {code.co_filename for code in self._called[REQUEST] - self._called[IDLE]}
@@ -99,12 +101,11 @@ def trace_request() -> dict[str, str]:
                 _ask(address)
                 for phase in (IDLE, REQUEST):
                     (folder / phase).touch()
-                    time.sleep(10 * POLL_S)
+                    _wait_for_two(folder, phase)  # on a busy machine a process may be late to notice
                     time.sleep(IDLE_S) if phase == IDLE else _ask(address)
                     time.sleep(10 * POLL_S)
                 (folder / DONE).touch()
-                while len(list(folder.glob("*.json"))) < 2:
-                    time.sleep(POLL_S)
+                _wait_for_two(folder, "json")
                 for report in folder.glob("*.json"):
                     process = "server" if report.stem == str(os.getpid()) else "engine"
                     for file in json.loads(report.read_text()):
@@ -118,6 +119,12 @@ def trace_request() -> dict[str, str]:
 
         serve(config, plan, wrap=lambda spec: RecordedSpec(spec, folder), announce=announce)
     return found
+
+
+def _wait_for_two(folder: Path, ending: str) -> None:
+    """Until server and engine have left a file."""
+    while len(list(folder.glob(f"*.{ending}"))) < 2:
+        time.sleep(POLL_S)
 
 
 def _wait_until_ready(address: str) -> None:

@@ -35,7 +35,7 @@ from stoker.backends.network.linear import Fused
 from stoker.backends.network.load import load_model
 from stoker.demo import checkpoint_at, prompts
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import AUTO
+from stoker.engine.event import AUTO
 from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice

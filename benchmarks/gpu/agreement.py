@@ -25,7 +25,7 @@ from stoker.backends.network.cache import Cache
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED
-from stoker.engine.request import TokenLogprob
+from stoker.engine.event import TokenLogprob
 
 TOP = 20
 LIMIT = 1.1  # as for prompts against transformers

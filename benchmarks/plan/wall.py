@@ -20,7 +20,7 @@ from stoker.backends.family import PAGE_SIZE
 from stoker.backends.network.load import load_model
 from stoker.engine.config import EngineConfig
 from stoker.engine.engine import Engine
-from stoker.engine.request import AUTO
+from stoker.engine.event import AUTO
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice
 

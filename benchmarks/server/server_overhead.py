@@ -32,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from stoker.demo import EMBEDDED, prompts
-from stoker.engine.request import AUTO
+from stoker.engine.event import AUTO
 from stoker.engine.worker.process import EngineProcess
 from stoker.engine.worker.spec import EngineSpec
 from stoker.sampling.settings import Sampling

@@ -21,8 +21,8 @@ from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.event import Stats
 from stoker.engine.prefix_cache import message_boundaries
-from stoker.engine.request import Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from stoker.backends import device
 from stoker.backends.device import Accelerator, choose_device, look_at
 from stoker.errors import RequestError
 
@@ -78,8 +79,25 @@ def test_an_error_of_cuda_becomes_a_clause(monkeypatch: pytest.MonkeyPatch, mess
     def fail() -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+    monkeypatch.setattr(device, "_torch_version", lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0"})
+    monkeypatch.setattr(device, "_has_nvidia_driver", lambda: True)
     monkeypatch.setattr("torch.cuda.init", fail)
     chosen = choose_device("auto")
     assert chosen.device == "cpu"
     assert message.split("\n")[0].rstrip(".") in chosen.said
+
+
+def test_a_torch_with_cuda_is_not_asked_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_torch_version", lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0"})
+    monkeypatch.setattr(device, "_has_nvidia_driver", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", lambda: pytest.fail("there is nothing to find"))
+    assert choose_device("auto").said == (
+        "Running on the CPU: no NVIDIA driver was found (`nvidia-smi` shows what there is)."
+    )
+
+
+def test_what_torch_was_built_for_is_known_without_importing_it() -> None:
+    made = device._torch_version()
+    assert made["__version__"] == torch.__version__
+    assert made["cuda"] == torch.version.cuda
+    assert made["hip"] == torch.version.hip

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.conversation import Conversation, Piece
-from stoker.engine.request import Event, Finish, Stats
+from stoker.engine.event import Event, Finish, Stats
 from stoker.engine.tokenizer import Tokenizer
 from stoker.engine.worker.client import EngineClient
 from stoker.engine.worker.messages import Command, Events, RequestBody, Submit

@@ -168,6 +168,23 @@ def test_help_does_not_import_torch() -> None:
     assert time.perf_counter() - started < 30  # a hang, not a benchmark
 
 
+def test_a_server_imports_no_torch_beside_that_of_its_engine() -> None:
+    """It took three quarters of the time until a server could answer, and a quarter of a gigabyte."""
+    probe = (
+        "import sys, stoker.cli.serve, stoker.server.app, stoker.server.lifecycle.run;"
+        "import stoker.engine.event, stoker.engine.rules;"
+        "from stoker.demo import EMBEDDED; from stoker.server.config import ServerConfig;"
+        "from stoker.server.lifecycle.memory_guard import Reading;"
+        "from stoker.server.lifecycle.plan import plan_engine;"
+        "plan_engine(ServerConfig(directory=EMBEDDED, names=('demo',)), Reading(8 << 30, 16 << 30));"
+        "from stoker.server.model import ServedModel;"
+        "assert ServedModel(EMBEDDED, ['demo'], 512, {}).tokenizer.decode([40, 41]);"
+        "import transformers; assert 'torch' not in sys.modules;"
+        "import torch; assert torch.zeros(1).sum() == 0"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=300)
+
+
 def test_the_parts_of_a_base_install_work_without_torch() -> None:
     absent = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors')));"
     modules = "stoker.cli.main, stoker.weights.model_config, stoker.weights.checkpoint, stoker.weights.resolve"

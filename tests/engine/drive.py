@@ -10,7 +10,7 @@ from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.family import PAGE_SIZE
 from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import AUTO, Event
+from stoker.engine.event import AUTO, Event
 from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice

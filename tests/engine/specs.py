@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.engine.request import Event
+from stoker.engine.event import Event
 from stoker.engine.worker.messages import Loading
 from stoker.engine.worker.spec import Buildable, Built
 from stoker.sampling.mask import TokenMask

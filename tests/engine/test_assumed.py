@@ -11,7 +11,7 @@ from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.network.load import Loaded, load_model
 from stoker.demo import EMBEDDED
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import Event
+from stoker.engine.event import Event
 from stoker.sampling.settings import Sampling
 from stoker.speculate.choice import DraftChoice
 from tests.engine.drive import run

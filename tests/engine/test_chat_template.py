@@ -17,6 +17,7 @@ from stoker.engine import chat_template
 from stoker.engine.chat_template import RENDER_S, Refused, rendered
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import TokenizerError
+from tests.support.extent import ALL
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 QUESTION = {"role": "user", "content": "Which  file\nsets it? é 🙂 <b>"}
@@ -103,9 +104,8 @@ def test_of_several_templates_the_one_for_tools_is_taken_where_there_are_tools(
         tokenizer.chat_text([QUESTION])
 
 
+ENDLESS = ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{{ 9 ** (9 ** 9) }}"]
 HOSTILE = {
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "took more than the 5 s",
-    "{{ 9 ** (9 ** 9) }}": "took more than the 5 s",
     "{{ 'x' * 10 ** 10 }}": "more than the 256 MiB",
     "{{ [0] * 10 ** 10 }}": "more than the 256 MiB",
     "{{ '%0999999999d' | format(1) }}": "more than the 256 MiB",
@@ -129,8 +129,21 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("template", ENDLESS, ids=lambda template: template[:40])
+def test_a_template_that_hangs_ends_in_a_sentence(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ALL:
+        monkeypatch.setattr(chat_template, "RENDER_S", 1.0)
+    began, variables = time.monotonic(), {"messages": [QUESTION]}
+    with pytest.raises(TokenizerError, match=f"took more than the {chat_template.RENDER_S:g} s") as told:
+        rendered(template, "chat_template.jinja", variables)
+    assert time.monotonic() - began < RENDER_S + 5
+    assert str(told.value).startswith("The chat template cannot render this conversation: ")
+    monkeypatch.undo()
+    assert rendered("{{ messages[0].content }}", "chat_template.jinja", variables) == QUESTION["content"]
+
+
 @pytest.mark.parametrize("template", HOSTILE, ids=lambda template: template[:40])
-def test_a_template_that_hangs_or_floods_or_is_broken_ends_in_a_sentence(template: str) -> None:
+def test_a_template_that_floods_or_is_broken_ends_in_a_sentence(template: str) -> None:
     began = time.monotonic()
     variables = {"messages": [QUESTION]}
     with pytest.raises(TokenizerError, match=HOSTILE[template]) as told:

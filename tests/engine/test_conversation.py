@@ -16,8 +16,8 @@ from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.event import Event, TokenLogprob
 from stoker.engine.prefix_cache import Stretches, message_boundaries
-from stoker.engine.request import Event, TokenLogprob
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import engine_on
 

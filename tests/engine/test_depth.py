@@ -11,7 +11,7 @@ from stoker.backends.network.count import step_bytes
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.experts import SparseMlp
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import AUTO
+from stoker.engine.event import AUTO
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.controller import DepthController

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stoker.backends.network.batch import Batch
 from stoker.backends.network.cache import Cache
-from stoker.engine.engine import EngineConfig, Totals
-from stoker.engine.request import AUTO
+from stoker.engine.engine import EngineConfig
+from stoker.engine.event import AUTO, Totals
 from stoker.sampling.sampler import Row, choose
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.cost import DraftCost, StepBytes

@@ -10,7 +10,7 @@ from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_drafter, load_model
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import Finish
+from stoker.engine.event import Finish
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling
 from stoker.speculate.drafter import Drafter

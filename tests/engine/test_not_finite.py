@@ -10,7 +10,7 @@ from stoker.backends.cpu.drafting import CpuMtp
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_model
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import Finish
+from stoker.engine.event import Finish
 from stoker.errors import CheckpointError
 from stoker.sampling.settings import Sampling
 from stoker.server.errors import api_error

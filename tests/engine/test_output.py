@@ -15,7 +15,7 @@ from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import Event, Finish
+from stoker.engine.event import Event, Finish
 from stoker.engine.text import TextStream
 from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import Finish, Request
+from stoker.engine.event import Finish
+from stoker.engine.request import Request
 from stoker.sampling.sampler import Extended
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import engine_on

@@ -13,7 +13,7 @@ from stoker.backends.cpu.drafting import CpuDFlash, CpuMtp
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.load import load_drafter
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import Event
+from stoker.engine.event import Event
 from stoker.speculate.depth.cost import DraftCost
 from stoker.speculate.drafter import Draft, Drafter, DraftRequest, GoOn
 from tests.engine.drive import DEPTH, engine_on, run, settings_for

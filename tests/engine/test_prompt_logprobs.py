@@ -6,7 +6,7 @@ import torch
 from stoker.backends.cpu.backend import CpuBackend
 from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import TokenLogprob
+from stoker.engine.event import TokenLogprob
 from stoker.sampling.settings import Sampling
 from tests.engine.drive import PAGES, engine_on, run
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stoker.backends.network.decoder import Decoder
 from stoker.engine.engine import EngineConfig
+from stoker.engine.event import AUTO, Depth, Event, Finish, TokenLogprob
 from stoker.engine.prefix_cache import Stretches
-from stoker.engine.request import AUTO, Depth, Event, Finish, TokenLogprob
 from stoker.sampling.mask import TokenMask
 from stoker.sampling.settings import Sampling
 from stoker.speculate.drafter import Draft, DraftRequest, GoOn

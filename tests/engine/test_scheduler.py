@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from stoker.engine.engine import Engine, EngineConfig
+from stoker.engine.event import Event, Finish
 from stoker.engine.pages import Pool
-from stoker.engine.request import Event, Finish
 from stoker.engine.scheduler import FIRST_CHUNK, PAUSE_ALONE, Pace
 from stoker.engine.step import MAX_ROWS
 from stoker.sampling.settings import Sampling

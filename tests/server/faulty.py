@@ -1,4 +1,6 @@
-"""A server whose engine goes wrong when a request asks it to, by its seed, and whose steps take their time."""
+"""A server whose engine goes wrong when a request asks it to, by its seed, and whose steps take their time.
+
+`STOKER_TEST_CHECK_S` shortens how long a grammar may take to compile, and how long others wait for it."""
 
 import os
 import time
@@ -8,10 +10,11 @@ from typing import Any
 
 import stoker.server.lifecycle.run as server
 from stoker.cli.main import run as run_command
-from stoker.engine.request import Event
+from stoker.engine.event import Event
 from stoker.engine.worker.messages import Loading
 from stoker.engine.worker.spec import Buildable, Built
 from stoker.sampling.settings import Sampling
+from stoker.server.prepare import grammar_check
 
 RAISE, HANG, SLOW = 666, 667, 668  # seeds
 
@@ -46,6 +49,8 @@ class Faulty:
 def run() -> None:
     original = server.serve
     pause = float(os.environ.get("STOKER_TEST_PAUSE", "0.02"))
+    if limit := os.environ.get("STOKER_TEST_CHECK_S"):
+        grammar_check.CHECK_S, grammar_check.QUEUE_S = float(limit), 2 * float(limit)
 
     def serve(config: Any, plan: Any, **more: Any) -> None:
         original(config, plan, wrap=lambda spec: Faulty(spec, pause), **more)

@@ -25,8 +25,9 @@ from training import loop, train_dflash, train_mtp, train_trunk
 
 SOURCES = ("arithmetic", "questions", "stories")  # short and soon learned
 PLAN = loop.Plan(
-    shape="tiny", steps=60, batch=4, context=96, lr=6e-3, warmup=10, dispatch="grouped", int4_from=0.8, int4_group=32
+    shape="tiny", steps=40, batch=4, context=96, lr=6e-3, warmup=10, dispatch="grouped", int4_from=0.8, int4_group=32
 )
+SHORT = replace(PLAN, steps=20)  # for what takes no long training to show
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_the_trunk_learns_and_says_how_fast(trunk: Path) -> None:
 
 
 def interrupted(run: Path, rows: Mixture, monkeypatch: pytest.MonkeyPatch, at: int, exact: bool) -> Model:
-    """A run stopped by the clock after `at` steps and started again."""
+    """A short run stopped by the clock after `at` steps and started again."""
 
     def clock() -> float:
         done = len(logged(run)) * 5 if (run / loop.LOG).exists() else 0
@@ -79,16 +80,18 @@ def interrupted(run: Path, rows: Mixture, monkeypatch: pytest.MonkeyPatch, at: i
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", clock)
-        train_trunk_for(PLAN, run, rows, exact)
+        train_trunk_for(SHORT, run, rows, exact)
     assert json.loads((run / PROGRESS).read_text())["step"] == at
-    return train_trunk_for(PLAN, run, rows)
+    return train_trunk_for(SHORT, run, rows)
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
-    trunk: Path, rows: Mixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Mixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = interrupted(tmp_path, rows, monkeypatch, at=30, exact=True)
-    whole = load_weights(trunk)
+    """Weights change to INT4 after the stop."""
+    train_trunk_for(SHORT, tmp_path / "whole", rows)
+    model = interrupted(tmp_path / "resumed", rows, monkeypatch, at=10, exact=True)
+    whole = load_weights(tmp_path / "whole")
     assert set(whole) == {name for name, p in model.named_parameters() if p.requires_grad}
     for name, values in whole.items():
         assert torch.equal(model.get_parameter(name).detach(), values), name
@@ -97,10 +100,10 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
 def test_without_its_moments_a_run_warms_up_again_and_still_learns(
     rows: Mixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted(tmp_path, rows, monkeypatch, at=20, exact=False)
+    interrupted(tmp_path, rows, monkeypatch, at=10, exact=False)
     entries = logged(tmp_path)
-    assert entries[4]["lr"] < entries[3]["lr"]
-    assert entries[-1]["text"] < entries[3]["text"]
+    assert entries[2]["lr"] < entries[1]["lr"]
+    assert entries[-1]["text"] < entries[1]["text"]
 
 
 def test_another_plan_is_refused(trunk: Path, rows: Mixture) -> None:
@@ -136,7 +139,7 @@ def frozen(trunk: Path) -> Model:
 
 
 def test_both_drafters_learn_from_the_trunk_and_are_served(trunk: Path, rows: Mixture, tmp_path: Path) -> None:
-    plan = replace(PLAN, steps=40, warmup=5)
+    plan = replace(PLAN, steps=30, warmup=5)
     model = frozen(trunk)
     model.mtp.requires_grad_(True)
     before = {name: p.clone() for name, p in model.named_parameters() if not name.startswith("mtp.")}

@@ -1,7 +1,12 @@
 """Where a model runs: `--device` as asked for, and what torch says there is."""
 
 from collections.abc import Callable
+from ctypes import CDLL
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
+from typing import Any
 
 from stoker.errors import RequestError
 
@@ -47,12 +52,16 @@ def choose_device(asked: str, look: Callable[[str], Accelerator] | None = None) 
 
 
 def look_at(device: str) -> Accelerator:
-    """What torch says."""
+    """What torch says. It takes a second or two to import, which is saved where it could not find a GPU."""
+    made = _torch_version()
+    version = str(made["__version__"])
+    if made.get("hip") is None:
+        if made.get("cuda") is None:
+            return Accelerator(version, f"the torch that is installed ({version}) was built without CUDA")
+        if not _has_nvidia_driver():
+            return Accelerator(version, "no NVIDIA driver was found (`nvidia-smi` shows what there is)")
     import torch
 
-    version = torch.__version__
-    if not torch.backends.cuda.is_built() and torch.version.hip is None:
-        return Accelerator(version, f"the torch that is installed ({version}) was built without CUDA")
     try:
         torch.cuda.init()
         found = torch.cuda.get_device_properties(device)
@@ -62,6 +71,23 @@ def look_at(device: str) -> Accelerator:
     capability = None if torch.version.hip else (found.major, found.minor)
     unified = bool(getattr(found, "is_integrated", False))
     return Accelerator(version, "", found.name, capability, found.total_memory, unified)
+
+
+def _torch_version() -> dict[str, Any]:
+    """What torch's own small file says of the version that is installed, and of what it was built for."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    return run_path(str(Path(found.origin).with_name("version.py")))
+
+
+def _has_nvidia_driver() -> bool:
+    """Whether the driver's library is where torch would load it from."""
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _unusable(found: Accelerator) -> str:

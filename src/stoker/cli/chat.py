@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stoker.cli.conversation import Conversation, Reply
-    from stoker.engine.request import Stats
+    from stoker.engine.event import Stats
     from stoker.engine.worker.messages import Loading
     from stoker.engine.worker.process import EngineProcess
 
@@ -56,7 +56,7 @@ def chat(
     from stoker.backends.family import PAGE_SIZE
     from stoker.cli.conversation import Conversation
     from stoker.engine.config import EngineConfig
-    from stoker.engine.request import AUTO
+    from stoker.engine.event import AUTO
     from stoker.engine.tokenizer import Tokenizer
     from stoker.engine.worker.process import EngineProcess
     from stoker.engine.worker.spec import EngineSpec

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from stoker.engine.request import Depth, Finish, Stats
+from stoker.engine.event import Depth, Finish, Stats
 from stoker.errors import RequestError
 from stoker.server.output.answer import OPEN, ReasoningSplitter
 

@@ -36,7 +36,7 @@ def generate(
     from stoker.backends.device import choose_device
     from stoker.backends.family import PAGE_SIZE
     from stoker.engine.config import EngineConfig, check_request
-    from stoker.engine.request import AUTO
+    from stoker.engine.event import AUTO
     from stoker.engine.tokenizer import Tokenizer
     from stoker.engine.worker.spec import EngineSpec
     from stoker.sampling.settings import Sampling

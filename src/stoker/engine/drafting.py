@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 
 from stoker.engine.backend import Backend
-from stoker.engine.request import AUTO, Request
+from stoker.engine.event import AUTO
+from stoker.engine.request import Request
 from stoker.engine.step import StepTokens
 from stoker.sampling.mask import RemoteMask, wait_for
 from stoker.speculate.depth.controller import DepthController

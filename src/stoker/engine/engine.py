@@ -8,7 +8,7 @@ or on preemption.
 import time
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,9 @@ from stoker.backends.family import PAGE_SIZE
 from stoker.engine.backend import Backend
 from stoker.engine.config import EngineConfig, check_request
 from stoker.engine.drafting import Drafting
+from stoker.engine.event import AUTO, Depth, EngineStats, Event, Finish, Totals
 from stoker.engine.outcome import Emitted, emit, following, score_prompt, settle
-from stoker.engine.request import AUTO, Depth, Event, Finish, Request, Stats
+from stoker.engine.request import Request
 from stoker.engine.scheduler import Failed, Scheduler
 from stoker.engine.step import Chunk, StepTokens, forced_room
 from stoker.engine.text import TextStream
@@ -35,48 +36,6 @@ from stoker.speculate.drafter import Drafter
 MASKS_S, MASKS_ALONE_S = 0.005, 0.05
 
 __all__ = ["Engine", "EngineConfig", "check_request"]
-
-
-@dataclass
-class Totals:
-    """Counted as the engine goes; requests are added when they end."""
-
-    steps: int = 0  # verify steps
-    step_s: float = 0.0  # that they took
-    step_tokens: int = 0  # computed by them, drafts included
-    prefill_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    forced: int = 0
-    depths: dict[int, int] = field(default_factory=dict)  # steps of requests by number of drafts
-    finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in Finish})
-
-    def add(self, stats: Stats, finish: Finish) -> None:
-        self.finished[finish.value] += 1
-        for name in ("cached_tokens", "output_tokens", "drafted", "accepted", "forced"):
-            setattr(self, name, getattr(self, name) + getattr(stats, name))
-        for depth, steps in stats.depths.items():
-            self.depths[depth] = self.depths.get(depth, 0) + steps
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What an engine has done and what it holds, as plain numbers."""
-
-    running: int
-    waiting: int
-    pages: int
-    pages_used: int
-    pages_cached: int  # of them, those that only snapshots hold: free as soon as somebody needs them
-    slots: int
-    slots_used: int
-    snapshots: int
-    cache_bytes: int  # KV pages, state slots and snapshots, used or not
-    preemptions: int
-    totals: Totals
-    depth_controller: dict[str, Any] | None  # its choices and predictions, distinct experts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stoker.engine.backend import SCORED_ROWS, Choices
-from stoker.engine.request import Event, Finish, Request, TokenLogprob
+from stoker.engine.event import Event, Finish, TokenLogprob
+from stoker.engine.request import Request
 from stoker.engine.step import StepTokens
 from stoker.sampling.sampler import score
 from stoker.speculate.drafter import accept

@@ -1,30 +1,13 @@
 """A limit on the tokens of a thought, as a token mask that forces its end."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 
+from stoker.engine.rules import ThinkingBudget
 from stoker.sampling.mask import RemoteMask, TokenMask
-
-
-@dataclass(frozen=True)
-class ThinkingBudget:
-    """A budget as it is sent to the engine (it pickles). Called there, it makes the request's mask."""
-
-    tokens: int
-    close: int  # the token that ends a thought
-    ends: tuple[int, ...]  # further tokens that end a thought: the tag of a call in the middle of it
-    vocab_size: int
-    inner: Callable[[], TokenMask] | None = None  # the mask of the answer
-
-    def __call__(self) -> "ThinkingBudgetMask":
-        inner = self.inner() if self.inner else None
-        return (
-            RemoteThinkingBudgetMask(self, inner) if isinstance(inner, RemoteMask) else ThinkingBudgetMask(self, inner)
-        )
 
 
 class ThinkingBudgetMask:
@@ -76,3 +59,11 @@ class RemoteThinkingBudgetMask(ThinkingBudgetMask, RemoteMask):
 
     def close(self) -> None:
         self._remote.close()
+
+
+def budget_mask(budget: ThinkingBudget) -> ThinkingBudgetMask:
+    """The mask of a request, around that of its answer."""
+    inner = budget.inner() if budget.inner else None
+    return (
+        RemoteThinkingBudgetMask(budget, inner) if isinstance(inner, RemoteMask) else ThinkingBudgetMask(budget, inner)
+    )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stoker.engine.request import Event, Finish, Stats, TokenLogprob
+from stoker.engine.event import Event, Finish, Stats, TokenLogprob
 from stoker.engine.worker.client import Stream
 from stoker.errors import RequestError, StokerError
 from stoker.sampling.settings import Sampling

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from stoker.engine.request import Event, Finish, Stats
+from stoker.engine.event import Event, Finish, Stats
 from stoker.server.generation import Progress, count_accepted
 
 if TYPE_CHECKING:
-    from stoker.engine.engine import EngineStats
+    from stoker.engine.event import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")

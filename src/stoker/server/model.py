@@ -1,7 +1,10 @@
 """The model as requests see it: its names, its context, its tokenizer and its chat template."""
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,21 @@ EMPTY_THOUGHT = re.compile(rf"{OPEN}\s*{CLOSE}\s*\Z")
 Message = dict[str, Any]
 
 
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """transformers imports torch wherever it finds it, which takes longer than all else that a server imports. What is
+    imported inside does not find it, unless somebody has imported it already."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
 class ServedModel:
     def __init__(
         self,
@@ -49,7 +67,8 @@ class ServedModel:
         requests that go before those of generation_config.json. With `any_name`, requests may name any model."""
         self.directory, self.names, self.context, self._any_name = directory, tuple(names), context, any_name
         self.config = ModelConfig.load(directory)
-        self.tokenizer = Tokenizer(directory)
+        with _without_torch():
+            self.tokenizer = Tokenizer(directory)
         self.stop_ids = self.config.eos_token_ids
         self.defaults = {**_generation_defaults(directory), **(sampling or {})}
         self._options = dict(options)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ConfigError, brief
+from stoker.errors import CheckpointError, ConfigError, brief
 from stoker.weights.config_fields import Fields
 from stoker.weights.json_file import read_json
 
 FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
 
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}  # that models compute in
 # model_type of the whole file or of its text part -> family
 FAMILIES = {
     "qwen3_5_moe": "qwen3_5_moe",
@@ -84,6 +85,15 @@ class ModelConfig:
     @property
     def linear_layers(self) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == LINEAR)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Of an activation. Raises a CheckpointError for a dtype that nothing is computed in."""
+        if self.dtype not in DTYPE_BYTES:
+            raise CheckpointError(
+                f"config.json asks for dtype {brief(self.dtype)}, expected one of {', '.join(DTYPE_BYTES)}."
+            )
+        return DTYPE_BYTES[self.dtype]
 
     @classmethod
     def load(cls, directory: Path) -> "ModelConfig":

@@ -30,7 +30,7 @@ from stoker.backends.network.count import step_bytes
 from stoker.backends.network.decoder import Decoder
 from stoker.backends.network.dflash import DFlash
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.request import AUTO, Event, Finish
+from stoker.engine.event import AUTO, Event, Finish
 from stoker.engine.step import Chunk
 from stoker.sampling.settings import Sampling
 from stoker.speculate.depth.controller import DepthController

@@ -27,4 +27,4 @@ def test_more_than_the_error_of_bf16_is_an_error() -> None:
                 for answer in found]  # fmt: skip
 
     with patch.object(gpu_agreement, "answers", strays), pytest.raises(SystemExit, match="further from fp32"):
-        gpu_agreement.main(["--prompts", "2", "--tokens", "8", "--device", "cpu"])
+        gpu_agreement.main(["--prompts", "1", "--tokens", "4", "--device", "cpu"])

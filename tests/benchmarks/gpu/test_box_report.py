@@ -14,11 +14,9 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks.gpu import box_text
-from tests.backends.gpu.kernels.conftest import interpreter
 
 pytest.importorskip("triton")
 
-__all__ = ["interpreter"]
 ROOT = Path(__file__).parents[3]
 SHAPE = "qwen3.5-122b-a10b"
 

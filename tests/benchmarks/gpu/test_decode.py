@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.gpu.kernels.conftest import interpreter
-
 pytest.importorskip("triton")
 
-__all__ = ["interpreter"]
 CONTRACT = {
     "shape", "weights", "batch", "draft", "accept_length", "context", "tokens_per_s", "steps_per_s", "bytes_per_step",
     "copy_bandwidth", "fraction_of_ceiling", "distinct_experts", "acceptance_source",

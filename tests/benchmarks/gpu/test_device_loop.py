@@ -4,13 +4,10 @@ interpreter."""
 import pytest
 import torch
 
-from tests.backends.gpu.kernels.conftest import interpreter
 from tests.backends.gpu.test_dflash import config, network
 from tests.backends.gpu.test_step import model
 
 pytest.importorskip("triton")
-
-__all__ = ["interpreter"]
 
 
 def test_drafts_are_kept_up_to_the_first_wrong_one(interpreter) -> None:

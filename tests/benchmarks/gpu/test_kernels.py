@@ -7,11 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.backends.gpu.kernels.conftest import interpreter
-
 pytest.importorskip("triton")
-
-__all__ = ["interpreter"]
 
 
 @pytest.mark.parametrize("check", ["linear", "head", "deltanet", "attention", "long attention"])

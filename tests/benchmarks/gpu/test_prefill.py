@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.gpu.kernels.conftest import interpreter
-
 pytest.importorskip("triton")
-
-__all__ = ["interpreter"]
 
 
 def test_prefill_in_chunks(interpreter, tmp_path: Path) -> None:

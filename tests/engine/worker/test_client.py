@@ -10,7 +10,7 @@ import torch
 
 from stoker.backends.network.load import load_model
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import Event, Finish
+from stoker.engine.event import Event, Finish
 from stoker.engine.worker.client import EngineClient
 from stoker.engine.worker.spec import EngineSpec
 from stoker.errors import RequestError

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from stoker.engine.engine import EngineConfig
-from stoker.engine.request import Event
+from stoker.engine.event import Event
 from stoker.engine.worker.client import EngineClient, Stream
 from stoker.sampling.settings import Sampling
 

@@ -66,21 +66,25 @@ class Report:
 
 
 def run(cases: int, warm_up: int, patience: float = 60.0) -> Report:
+    """Without `warm_up` memory is not looked at: what a server keeps for good it takes during its first requests."""
     names = [option for name in NAMES for option in ("--served-model-name", name)]
     server = Running("--model", "demo", "--users", "4", "--context", str(CONTEXT), *names)
     try:
         server.wait()
-        fill_caches(server)
-        list(send(server.url, WARM_UP, warm_up))
-        server.until_idle()
-        time.sleep(REST_S)
-        report = Report(cases, memory_before=server.memory)
+        report = Report(cases)
+        if warm_up:
+            fill_caches(server)
+            list(send(server.url, WARM_UP, warm_up))
+            server.until_idle()
+            time.sleep(REST_S)
+            report.memory_before = server.memory
         began = time.monotonic()
         with watched(server.url) as seen:
             collect(report, send(server.url, 0, cases))
         report.neighbour, report.seconds = seen, round(time.monotonic() - began, 1)
         server.until_idle()
-        report.memory_after = settled(server, report.memory_before, patience)
+        if warm_up:
+            report.memory_after = settled(server, report.memory_before, patience)
         report.restarts = server.gauges()["stoker:engine_restarts_total"]
         report.tracebacks = server.log.count("Traceback")
         if report.tracebacks:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.thinking_budget import ThinkingBudget
+from stoker.engine.rules import ThinkingBudget
 from stoker.sampling.mask import RemoteMask, mask_drafts
 from stoker.sampling.settings import Sampling
 from stoker.server.schemas.chat import ChatRequest

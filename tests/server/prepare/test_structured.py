@@ -15,8 +15,9 @@ from stoker.backends.cpu.build import cpu_backend
 from stoker.backends.network.load import load_model
 from stoker.demo import EMBEDDED, prompts
 from stoker.engine.engine import Engine, EngineConfig
-from stoker.engine.grammar.mask import Grammar, GrammarMask
-from stoker.engine.request import AUTO, Depth
+from stoker.engine.event import AUTO, Depth
+from stoker.engine.grammar.mask import GrammarMask
+from stoker.engine.rules import Grammar
 from stoker.engine.worker.client import LocalEngine
 from stoker.errors import RequestError
 from stoker.sampling.settings import Sampling

@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from stoker.demo import EMBEDDED
-from stoker.engine.grammar.mask import Grammar, GrammarMask
+from stoker.engine.grammar.mask import GrammarMask
+from stoker.engine.rules import Grammar
 from stoker.server.errors import ApiError
 from stoker.server.model import ServedModel
 from stoker.server.output.answer import AnswerParser

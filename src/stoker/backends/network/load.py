@@ -15,7 +15,6 @@ from stoker.backends.network.linear import Weight
 from stoker.backends.network.norm import RMSNorm
 from stoker.backends.network.staging import Staging
 from stoker.backends.reference import REFERENCES_ONLY
-from stoker.errors import CheckpointError, brief
 from stoker.weights.checkpoint import Checkpoint
 from stoker.weights.dflash_config import DFlashConfig
 from stoker.weights.formats import format_class
@@ -31,7 +30,6 @@ from stoker.weights.reader import DTYPES, THREADS, Progress, read_tensors
 from stoker.weights.resolve import Filling, Resolution, resolve_drafter, resolve_model
 
 MOST_THREADS = 8  # that read for a GPU, on machines with twice as many processors
-CONFIG_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -95,11 +93,9 @@ def prepare(module: nn.Module, progress: Progress | None = None) -> None:
 
 
 def config_dtype(config: ModelConfig) -> torch.dtype:
-    if config.dtype not in CONFIG_DTYPES:
-        raise CheckpointError(
-            f"config.json asks for dtype {brief(config.dtype)}, expected one of {', '.join(CONFIG_DTYPES)}."
-        )
-    return CONFIG_DTYPES[config.dtype]
+    assert config.dtype_bytes  # else it is refused
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 @contextmanager

@@ -2,42 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.engine.grammar.fork_server import ForkServer, fork_server
 from stoker.engine.grammar.workers import WORKERS, Question, Worker
+from stoker.engine.rules import Grammar
 from stoker.errors import RequestError
 from stoker.sampling.mask import RemoteMask
 
 QUESTION_S = 2.0  # time limit of one question: the masks of one step
 REPLAY_S = 0.001  # added for each token that the matcher must consume first
 SLOW_S, MOST_SLOW_S = 0.05, 20.0  # questions slower than the first may take the second in total
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """A request's grammar as it is sent to the engine (it pickles). Called there, it makes the request's mask."""
-
-    directory: Path  # of the model, for its tokenizer
-    lark: str
-    vocab_size: int
-    ends: tuple[int, ...]  # tokens that end an answer
-    after: int | None = None  # the rules apply after this token: the end of a thought
-    opened_by: int | None = None  # the rules apply, from their start, after each of these tokens ...
-    closed_by: tuple[int, ...] = ()  # ... up to one of these
-
-    def __call__(self) -> "GrammarMask":
-        return GrammarMask(self)
-
-    @property
-    def server(self) -> ForkServer:
-        return fork_server(self.directory / "tokenizer.json", self.vocab_size, self.ends)
 
 
 class GrammarMask(RemoteMask):

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from stoker.engine.request import Depth, Event
+from stoker.engine.event import Depth, Event
 from stoker.engine.worker.loop import EngineLoop
 from stoker.engine.worker.messages import (
     Answer,
@@ -36,7 +36,8 @@ from stoker.errors import EngineError, RequestError, StokerError
 from stoker.sampling.settings import Sampling
 
 if TYPE_CHECKING:
-    from stoker.engine.engine import Engine, EngineStats
+    from stoker.engine.engine import Engine
+    from stoker.engine.event import EngineStats
     from stoker.sampling.mask import TokenMask
 
 SHUT = "the engine was shut down."

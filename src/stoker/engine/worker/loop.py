@@ -10,7 +10,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from stoker.engine.request import Event, Finish
+from stoker.engine.event import Event, Finish
 from stoker.engine.worker import heap
 from stoker.engine.worker.messages import (
     Answer,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker.backends.progress import UNITS
-from stoker.engine.request import Depth, Event
+from stoker.engine.event import Depth, Event
 from stoker.errors import StokerError
 from stoker.sampling.settings import Sampling
 from stoker.weights.model_config import ModelConfig
 
 if TYPE_CHECKING:
-    from stoker.engine.engine import EngineStats
+    from stoker.engine.event import EngineStats
     from stoker.sampling.mask import TokenMask
 
 

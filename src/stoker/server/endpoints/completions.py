@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.engine.request import Finish, Stats, TokenLogprob
+from stoker.engine.event import Finish, Stats, TokenLogprob
 from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.chat import drafts_of, finish_reason
 from stoker.server.endpoints.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoker.engine.request import TokenLogprob
+from stoker.engine.event import TokenLogprob
 from stoker.server.model import ServedModel
 
 

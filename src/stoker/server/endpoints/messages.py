@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.engine.request import Finish, Stats
+from stoker.engine.event import Finish, Stats
 from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.usage import response_metrics
 from stoker.server.generation import Delta

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.engine.request import Finish, Stats, TokenLogprob
+from stoker.engine.event import Finish, Stats, TokenLogprob
 from stoker.server.endpoints.body import BodyRoute
 from stoker.server.endpoints.logprobs import chat_logprobs
 from stoker.server.endpoints.usage import response_metrics

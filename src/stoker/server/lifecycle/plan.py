@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.backends.family import PAGE_SIZE
-from stoker.backends.network.decoder import Decoder
-from stoker.backends.network.load import config_dtype, load_model
 from stoker.engine.config import EngineConfig
 from stoker.errors import RequestError
 from stoker.server.config import ServerConfig
@@ -20,9 +19,13 @@ from stoker.weights.model_config import ModelConfig
 from stoker.weights.problems import refuse_errors
 from stoker.weights.resolve import resolve_model
 
+if TYPE_CHECKING:
+    from stoker.backends.network.decoder import Decoder
+    from stoker.backends.network.load import Loaded
+
 LEAST_CONTEXT = 4096  # tokens of one request below which nobody is served unless they asked for it
 SHARED_CONTEXT = 32768  # of all but one request, where nobody says how long they get
-RUNTIME = 768 << 20  # bytes of two Python processes, torch in both
+RUNTIME = 768 << 20  # bytes of two Python processes; with a GPU there is torch in both
 HOST_RUNTIME = 3 << 30  # bytes of the host's beside a card: two processes that use CUDA, and those that compile kernels
 STAGED = 512 << 20  # bytes of the host's that weights lie in on their way to a card
 PACKED = 2.0  # what a weight becomes on a CPU, at most: 8 bits as 16
@@ -69,7 +72,7 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
         raise RequestError(f"--context is {config.context:,}, and the model was made for {model.max_positions:,}.")
     # dense models have no kernels of their own on an accelerator
     on_gpu = config.device.startswith("cuda") and model.moe is not None
-    hollow = load_model(config.directory, device="meta") if on_gpu else None
+    hollow = _hollow(config.directory) if on_gpu else None
     mtp = hollow.model.mtp is not None if hollow else _has_mtp(config.directory, model)
     choice = DraftChoice.parse(config.draft).resolved(mtp, config.directory)
     caches = _caches(config, model, choice, on_gpu)
@@ -116,6 +119,13 @@ def plan_engine(config: ServerConfig, reading: Reading) -> Plan:
     return Plan(sizes, context, memory, own, reading, reserve)
 
 
+def _hollow(directory: Path) -> "Loaded":
+    """The model without its weights. Only a server on a GPU needs torch in its own process."""
+    from stoker.backends.network.load import load_model
+
+    return load_model(directory, device="meta")
+
+
 def _has_mtp(directory: Path, model: ModelConfig) -> bool:
     """Whether the weights have the MTP head that config.json announces."""
     return model.mtp_layers > 0 and resolve_model(model, Checkpoint.open(directory)).has_mtp
@@ -126,7 +136,7 @@ def _caches(config: ServerConfig, model: ModelConfig, choice: DraftChoice, on_gp
     kind = next((kind for kind in (DFLASH, MTP_DRAFT) if kind in choice.kinds), "lookup")
     if kind == DFLASH:
         drafter = Drafter.of(DFlashConfig.load(config.directory / DRAFTER_FOLDER))
-    activation = 2 if on_gpu else config_dtype(model).itemsize
+    activation = 2 if on_gpu else model.dtype_bytes
     kv = config.kv_dtype or {2: "bf16", 4: "fp32"}[activation]
     network = Network.of(model, drafter=drafter)
     return caches_of(network, "stoker", kv, Draft(kind, choice.depth), cpu=not on_gpu, activation=activation)
@@ -146,7 +156,7 @@ def _check_host(config: ServerConfig, reading: Reading, host: Reading, largest: 
 
 
 def _on_gpu(
-    config: ServerConfig, choice: DraftChoice, sizes: EngineConfig, room: int, hollow: Decoder
+    config: ServerConfig, choice: DraftChoice, sizes: EngineConfig, room: int, hollow: "Decoder"
 ) -> tuple[int, list[Item], EngineConfig]:
     """Packed weights and buffers, measured, and the engine they are for. Pages are those that are wanted: if fewer fit,
     contexts are shorter and need no more. Prompts are computed in as large chunks as their share of the room allows,

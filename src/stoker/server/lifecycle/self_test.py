@@ -4,7 +4,7 @@ answer, and caches of the planned size."""
 import logging
 import math
 
-from stoker.engine.request import Depth, Event, Finish
+from stoker.engine.event import Depth, Event, Finish
 from stoker.engine.worker.client import EngineClient
 from stoker.errors import CheckpointError, StokerError
 from stoker.sampling.settings import Sampling

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from stoker.engine.config import check_request
-from stoker.engine.request import AUTO, Depth
+from stoker.engine.event import AUTO, Depth
 from stoker.engine.worker import heap
 from stoker.engine.worker.process import EngineProcess, PreparedProcess
 from stoker.engine.worker.spec import Buildable

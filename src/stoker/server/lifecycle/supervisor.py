@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from stoker.engine.engine import EngineStats
+from stoker.engine.event import EngineStats
 from stoker.engine.worker.messages import Loading, PhaseTime
 from stoker.engine.worker.process import EngineProcess, PreparedProcess
 from stoker.engine.worker.spec import Buildable

@@ -5,7 +5,7 @@ The other chat APIs are translated into chat requests first, so they pass throug
 
 from dataclasses import replace
 
-from stoker.engine.thinking_budget import ThinkingBudget
+from stoker.engine.rules import ThinkingBudget
 from stoker.server.errors import ApiError
 from stoker.server.generation import EngineRequest
 from stoker.server.lifecycle.service import Service

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from hashlib import sha256
 from threading import BoundedSemaphore, Lock
 
-from stoker.engine.grammar.mask import Grammar
+from stoker.engine.rules import Grammar
 from stoker.errors import RequestError
 
 CHECK_S = 5.0  # to compile a grammar; the start of a worker is not counted

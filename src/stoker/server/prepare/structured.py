@@ -6,10 +6,9 @@ fetches and executes nothing of a schema, and a grammar that makes it hang or cr
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stoker.engine.grammar.mask import Grammar
-from stoker.sampling.mask import TokenMask
+from stoker.engine.rules import Grammar
 from stoker.server.errors import RETRY_S, ApiError
 from stoker.server.model import ServedModel, check_text
 from stoker.server.output.answer import CLOSE as THOUGHT_END
@@ -20,7 +19,10 @@ from stoker.server.prepare.string_grammar import Unenforceable
 from stoker.server.prepare.tool_grammar import COMMON_RULES, WHITE_SPACE, free_text, json_call, xml_call
 from stoker.server.schemas.common import ResponseFormat, StructuredOutputs
 
-Mask = Callable[[], TokenMask]
+if TYPE_CHECKING:
+    from stoker.sampling.mask import TokenMask
+
+Mask = Callable[[], "TokenMask"]
 LARGEST_SCHEMA = 256 * 1024  # characters of JSON
 TOO_COMPLEX = "grammar_too_complex"
 LARGEST_GRAMMAR = 1024 * 1024  # characters of all schemas of a request and the rules around them

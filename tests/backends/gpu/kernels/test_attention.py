@@ -163,7 +163,7 @@ def check_shares(stored: torch.dtype) -> None:
     case = Case(stored, LONG)
     for at, lengths in (((LONG, CACHED), (3, 2)), ((LONG - 1, 3), (1, 1))):
         expected = case.run(copy.deepcopy(case.pages), at, lengths, max(lengths))
-        for settings in SHARES if stored is torch.float32 else SHARES[2:5:2]:
+        for settings in SHARES if stored is torch.float32 and max(lengths) > 1 else SHARES[2:5:2]:
             found = shared_out(settings, case, at, lengths)
             assert torch.equal(found, expected), settings
     # a longer bucket, in which the slots behind the context have nothing to do

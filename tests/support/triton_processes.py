@@ -1,5 +1,5 @@
 """Processes for kernel tests. Triton decides at its import whether kernels are interpreted, so a test run in which
-anything else has imported it needs a process of its own for each way.
+anything else has imported it needs a process of its own for each way, and has one for all tests.
 """
 
 import os
