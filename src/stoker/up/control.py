@@ -1,6 +1,7 @@
 """How commands talk to a service's keeper: over the unix socket in its folder, as JSON."""
 
 import contextlib
+import errno
 import http.client
 import os
 import re
@@ -69,6 +70,18 @@ class Control:
                 raise StokerError(_last_error(log, written) or f"the keeper did not start; {log} may say why.")
             time.sleep(0.02)
         raise StokerError(f"the keeper of service {name} did not answer within {START_S:.0f} s; {log} may say why.")
+
+    @classmethod
+    def check(cls, name: str, host: str, port: int) -> None:
+        """Raises if `start` would, for the address: the port is taken, or the service has another one."""
+        if found := cls.find(name):
+            found._check_address(host, port)
+        elif port:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                socket.create_server((host, port), family=family).close()
+            except OSError as error:
+                raise not_free(host, port, error) from error
 
     @classmethod
     def find(cls, name: str) -> "Control | None":
@@ -146,6 +159,24 @@ class Control:
         if answer.status != 200:
             raise StokerError(said.decode("utf-8", "replace"))
         return said
+
+
+def not_free(host: str, port: int, error: OSError) -> StokerError:
+    """A keeper cannot listen there."""
+    others = [
+        name for name in state.names() if (saved := state.read(name)) and saved.port == port and Control.find(name)
+    ]
+    if error.errno != errno.EADDRINUSE:
+        way = "Choose another address with --host and --port."
+    elif others:
+        way = (
+            f"Service {others[0]} listens there: end it (stoker down {others[0]}), or choose another port with --port."
+        )
+    else:
+        way = "Stop what listens there, or choose another port with --port."
+    known = error.errno and error.errno > 0  # not of a name that was not found
+    why = os.strerror(error.errno) if known else str(error.strerror).partition(" (")[0]
+    return StokerError(f"the service cannot listen on {host}, port {port}: {why}. {way}")
 
 
 def clean_up(name: str) -> None:

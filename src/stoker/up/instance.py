@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import shutil
+import string
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from stoker.up.watch import Fault, Questions, Timing, watch
 FIRST_POLL_S = 0.5  # between questions to an engine that starts, at most
 RECENT = 100  # restarts whose time is kept
 LAST_WORDS = 3  # lines of the log in the reason of a fault
+FRAMES = "│╭╮╰╯─┃┏┓┗┛━"  # around errors, as rich draws them
 
 
 class Running:
@@ -188,8 +190,10 @@ class Running:
             end.cancel()
 
     def _last_words(self) -> str:
-        lines = [line for line in last_lines(self._log.path, 200) if line.strip()]
-        found = " / ".join(line.strip()[:300] for line in lines[-LAST_WORDS:])
+        lines = [
+            found for line in last_lines(self._log.path, 200) if (found := line.strip(f"{string.whitespace}{FRAMES}"))
+        ]
+        found = " / ".join(line[:300] for line in lines[-LAST_WORDS:])
         return f". Its log ends with: {found}" if found else ""
 
     def _read(self, mark: bytes, leads: bool, text: bytes) -> None:

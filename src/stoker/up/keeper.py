@@ -25,7 +25,7 @@ from aiohttp import web
 from stoker.engines.engine import Deployment
 from stoker.errors import StokerError
 from stoker.up import state
-from stoker.up.control import KEEPER_LOCK, KEEPER_LOG, SOCKET, Apply
+from stoker.up.control import KEEPER_LOCK, KEEPER_LOG, SOCKET, Apply, not_free
 from stoker.up.front import RETRY_S, Front
 from stoker.up.instance import Running
 from stoker.up.launcher import GRACE_S, LEFT_S, PR_SET_CHILD_SUBREAPER, prctl
@@ -66,10 +66,7 @@ class Keeper:
             service.port = await self._front.listen(service.host, service.port)
         except OSError as error:
             await self._front.close()
-            raise StokerError(
-                f"the service cannot listen on {service.host}, port {service.port}: {error.strerror}. Stop what "
-                "listens there, or choose another port."
-            ) from error
+            raise not_free(service.host, service.port, error) from error
         service.status.url = _url(service.host, service.port)
         await self._end_leftovers()
         if self._left:
@@ -320,8 +317,8 @@ class Keeper:
         self._update()
         try:
             state.write(self._folder / "service.json", self._service)
-        except OSError as error:
-            log.error("service.json cannot be written: %s", error.strerror)
+        except StokerError as error:
+            log.error("%s", error)
 
     def _update(self) -> None:
         service, status = self._service, self._service.status

@@ -118,10 +118,13 @@ async def watch(
     while True:
         await asyncio.sleep(timing.poll_s)
         said = "did not answer /health and /metrics"
+        left = heard_at + timing.silent_s - time.monotonic()
         try:
-            status = await ask.health()
-            recovers = status != 200 and (await ask.ready())[1] is not None
-            found, restarts = await ask.metrics()
+            # Whoever is silent is found when the time is over, and not with the end of the question after that.
+            async with asyncio.timeout(left if left > 0 else None):
+                status = await ask.health()
+                recovers = status != 200 and (await ask.ready())[1] is not None
+                found, restarts = await ask.metrics()
         except (ClientError, OSError, TimeoutError):
             status, recovers = 0, False
         else:
@@ -138,7 +141,7 @@ async def watch(
         silent = time.monotonic() - heard_at
         if status == 200:
             heard_at = time.monotonic()
-        elif silent > (deployment.start_timeout_s if recovers else timing.silent_s):
+        elif silent >= (deployment.start_timeout_s if recovers else timing.silent_s):
             raise Fault(f"it {said} for {silent:.0f} s, and {timing.silent_s:g} s are allowed: it is wedged")
 
 
