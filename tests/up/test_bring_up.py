@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -422,10 +423,19 @@ def test_a_service_can_be_under_systemd(home: Path, monkeypatch: pytest.MonkeyPa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("STOKER_API_KEY", "sesame-open")
     status, _, said = up(recipe(home, "one"), "--no-measure", "--service")
     assert status == 0, said
+    assert f"write STOKER_API_KEY=... into {home}/config/stoker/default.env" in said
+    assert "sesame" not in said
     unit = home / "config" / "systemd" / "user" / "stoker-default.service"
     assert "stoker.up.keeper" in unit.read_text()
+    assert "sesame" not in unit.read_text()
+    if analyze := shutil.which("systemd-analyze"):
+        checked = subprocess.run(
+            [analyze, "--user", "verify", unit], env={**os.environ, "XDG_RUNTIME_DIR": str(home)}, capture_output=True
+        )
+        assert (checked.returncode, checked.stderr) == (0, b"")
     assert (home / "bin" / "calls").read_text().split("\n")[:4] == [
         "show-environment",
         "daemon-reload",

@@ -245,6 +245,26 @@ def test_a_killed_keeper_leaves_no_engine_and_its_service_begins_again(home, ser
     assert Control.start("default", saved.host, saved.port).status().state == "empty", "what was ended stays so"
 
 
+def test_a_service_that_asked_for_a_key_does_not_begin_again_without(home, service, monkeypatch):
+    monkeypatch.setenv("STOKER_API_KEY", "sesame-open")
+    deploy(service, deployment("one"))
+    saved: Any = state.read("default")
+    assert saved.asks_key
+    for key, expected in ((None, "failed"), (None, "failed"), ("sesame-open", "serving")):
+        os.kill(Control("default").status().keeper_pid, signal.SIGKILL)
+        wait(lambda: not processes_of(home))
+        monkeypatch.delenv("STOKER_API_KEY", raising=False)
+        if key:
+            monkeypatch.setenv("STOKER_API_KEY", key)
+        again = Control.start("default", saved.host, saved.port)
+        found = wait_status(again, lambda status: status.state in ("failed", "serving"))
+        assert found.state == expected
+        if not key:
+            assert "clients needed a key, STOKER_API_KEY" in found.serving.fault
+            assert chat(found.url)[0] == 503
+            assert not found.serving.pid
+
+
 def test_a_killed_launcher_takes_all_of_its_engine_with_it(home, service):
     deploy(service, deployment("one", "--child"))
     saved: Any = state.read("default")

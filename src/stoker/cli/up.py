@@ -147,7 +147,7 @@ class Progress:
 
 
 def _print(outcome: "Outcome", console: "Console") -> None:
-    from stoker.up.bring_up import KEYS
+    from stoker.engines.engine import KEYS
     from stoker.up.clients import settings
 
     found = outcome.receipt

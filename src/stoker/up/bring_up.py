@@ -18,13 +18,13 @@ from typing import Literal
 import psutil
 
 from stoker.bench.target import Target
-from stoker.engines.engine import Deployment, find
+from stoker.engines.engine import KEYS, Deployment, find
 from stoker.errors import BenchError, StokerError
 from stoker.plan.catalog import GIB
 from stoker.recipes import shell
 from stoker.recipes.load import Loaded
 from stoker.recipes.recipe import Recipe, Step
-from stoker.up import build, control, files, journal, receipt, state
+from stoker.up import build, control, files, journal, receipt, state, systemd
 from stoker.up.control import Control
 from stoker.up.fetch import FetchProgress
 from stoker.up.made import Made, make
@@ -39,7 +39,6 @@ from stoker.up.state import Instance, Status
 from stoker.up.told import Told
 
 PROBE_LASTS_S = 86400.0
-KEYS = {"stoker": "STOKER_API_KEY", "vllm": "VLLM_API_KEY"}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -153,6 +152,9 @@ class Up:
                 f"The service will answer on {self._host} without a key: whoever reaches that address may use it. Set "
                 f"{KEYS[self._recipe.engine]}, or choose --host 127.0.0.1."
             )
+        if self._options.service:
+            for text in systemd.notes(self._options.name, KEYS[self._recipe.engine] if self._key else ""):
+                self._told.say(f"note: {text}.")
         return version
 
     def _plan(self, running: Status | None) -> Planned:

@@ -48,11 +48,14 @@ class Control:
     @classmethod
     def start(cls, name: str, host: str, port: int, service: bool = False) -> "Control":
         """The keeper of a service, started if none runs. It brings up what was accepted before, if anything was, so
-        look at `status().serving`. `service` lets systemd run it. Raises if the port is taken or the service has
-        another address."""
+        look at `status().serving`. `service` lets systemd run it; a keeper that runs already, from the machine's next
+        start on. Raises if the port is taken or the service has another address."""
         folder = state.make_folder(name)
         if found := cls.find(name):
             found._check_address(host, port)
+            if service and not systemd.unit_file(name).exists():
+                saved = state.read(name)
+                systemd.install(name, keeper_command(folder, host, saved.port if saved else port))
             return found
         log = folder / KEEPER_LOG
         written = log.stat().st_size if log.exists() else 0
@@ -85,12 +88,12 @@ class Control:
 
     @classmethod
     def find(cls, name: str) -> "Control | None":
-        """The running keeper's."""
+        """The running keeper's. One that was just killed may still accept a connection, and answers nothing."""
         found = cls(name)
         try:
-            found._connect().close()
-        except OSError:
-            return None
+            found.status()
+        except StokerError as error:
+            return found if isinstance(error.__cause__, TimeoutError) else None
         return found
 
     def status(self) -> Status:

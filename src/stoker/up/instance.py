@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 
-from stoker.engines.engine import Phase, find
+from stoker.engines.engine import KEYS, Phase, find
 from stoker.up.front import Backend
 from stoker.up.logs import Log, last_lines, masking
 from stoker.up.processes import EngineProcess, first_end, free_port
@@ -51,6 +51,11 @@ class Running:
     @property
     def processes(self) -> list[Process]:
         return [Process.of(each.launcher) for each in self._processes]
+
+    @property
+    def asks_key(self) -> bool:
+        """Whether the environment that it is started with holds the key that clients must have."""
+        return bool(self._environment.get(KEYS[self.data.deployment.engine]))
 
     @property
     def up(self) -> bool:

@@ -22,9 +22,9 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from stoker.engines.engine import Deployment
+from stoker.engines.engine import KEYS, Deployment
 from stoker.errors import StokerError
-from stoker.up import state
+from stoker.up import state, systemd
 from stoker.up.control import KEEPER_LOCK, KEEPER_LOG, SOCKET, Apply, not_free
 from stoker.up.front import RETRY_S, Front
 from stoker.up.instance import Running
@@ -50,6 +50,7 @@ class Keeper:
         self._service.logs = saved.logs if saved else 0
         self._leftovers = saved.engines if saved else []
         self._left = saved.status.serving.deployment if saved and saved.status.serving and not saved.stopped else None
+        self._asked_key = saved.asks_key if saved else False
         self._serving: Running | None = None
         self._candidate: Running | None = None
         self._retiring: dict[Running, asyncio.Task[None]] = {}
@@ -70,9 +71,7 @@ class Keeper:
         service.status.url = _url(service.host, service.port)
         await self._end_leftovers()
         if self._left:
-            log.info("starting %s again, which was accepted before", self._left.recipe)
-            self._serving = self._new(self._left, os.environ)
-            self._serving.task = asyncio.create_task(self._keep(self._serving))
+            self._start_again(self._left)
         self._save()
         runner = web.AppRunner(self._control(), access_log=None)
         await runner.setup()
@@ -90,6 +89,21 @@ class Keeper:
         await runner.cleanup()
         await self._front.close()
         self._save()
+
+    def _start_again(self, left: Deployment) -> None:
+        """What was accepted before. Whoever had asked clients for a key must not answer everybody now."""
+        self._serving = serving = self._new(left, os.environ)
+        if self._asked_key and not serving.asks_key:
+            key, file = KEYS[left.engine], systemd.secrets_file(self._folder.name)
+            serving.data.state = "failed"
+            serving.data.fault = (
+                f"clients needed a key, {key}, which its keeper does not have now, and without it everybody would be "
+                f"answered: set it and run stoker up; for a service under systemd write it into {file}"
+            )
+            log.error("%s: %s", left.recipe, serving.data.fault)
+            return
+        log.info("starting %s again, which was accepted before", left.recipe)
+        serving.task = asyncio.create_task(self._keep(serving))
 
     async def _end_leftovers(self) -> None:
         """Waits for engines of a keeper that was killed: their memory is needed. They end by themselves."""
@@ -325,6 +339,7 @@ class Keeper:
         serving, candidate, retiring = self._serving, self._candidate, list(self._retiring)
         running = [each for each in (serving, candidate, *retiring) if each]
         service.engines = [process for each in running for process in each.processes]
+        service.asks_key = bool(serving and (serving.asks_key or (self._asked_key and not serving.task)))
         status.serving = serving.data if serving else None
         status.candidate = candidate.data if candidate else None
         status.draining = [each.data for each in retiring]

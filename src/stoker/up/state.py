@@ -95,6 +95,7 @@ class Service(Struct):
     engines: list[Process] = []
     logs: int = 0  # of instances, numbered
     stopped: bool = False  # by `stoker down`
+    asks_key: bool = False  # of clients: the accepted engine had one in its environment, which is not kept
     version: int = _VERSION
 
 

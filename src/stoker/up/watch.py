@@ -12,7 +12,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
 from stoker.cards import Card, nvidia_cards
-from stoker.engines.engine import Counters, Deployment, Phase, counters
+from stoker.engines.engine import KEYS, Counters, Deployment, Phase, counters
 from stoker.errors import StokerError
 
 log = logging.getLogger("stoker.up")
@@ -66,7 +66,7 @@ class Questions:
 
     def __init__(self, address: str, deployment: Deployment, timing: Timing, keys: Mapping[str, str]) -> None:
         self._address, self._deployment, self._timing = address, deployment, timing
-        key = keys.get("STOKER_API_KEY" if deployment.engine == "stoker" else "VLLM_API_KEY")
+        key = keys.get(KEYS[deployment.engine])
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._session = ClientSession(timeout=ClientTimeout(total=timing.answer_s))
 
