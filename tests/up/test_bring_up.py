@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_what_is_killed_at_one_stage_after_the_other_goes_on_there(home: Path, m
     for stage in ("plan", "probe", "fetch", "build", "inspect", "start"):
         monkeypatch.setenv("STOKER_TEST_HOLD", stage)
         process = begin("up", file, "--port", "0", "--json")
-        wait(lambda process=process: stopped(process))
+        wait(partial(stopped, process))
         kill(process)
         found = written()
         assert found
@@ -153,15 +154,19 @@ def test_what_is_killed_at_one_stage_after_the_other_goes_on_there(home: Path, m
     wait(lambda: (found := control.status("default")) and found.candidate and found.candidate.pid)
     kill(process)  # while the engine starts
     (home / "go").touch()
+
+    def reached(count: int) -> bool:
+        return len(answers(home)) >= count
+
     for count, stage in ((1, "smoke test"), (9, "measure")):
         (home / "hold").write_text(str(count))
         process = begin("up", file, "--port", "0", "--json")
-        wait(lambda count=count: len(answers(home)) >= count)
+        wait(partial(reached, count))
         kill(process)  # while it waits for that answer
         found = written()
         assert found
         assert found.stage == stage
-    smoked = found.smoke
+    smoked = found.smoke if found else None
     (home / "hold").unlink()
 
     status, receipt, said = up(file)
@@ -172,7 +177,7 @@ def test_what_is_killed_at_one_stage_after_the_other_goes_on_there(home: Path, m
     assert [told.read_text().split() for told in (probes, builds)] == [["probe"], ["build"]]
     log = Path(control.Control("default").status().serving.log)  # type: ignore[union-attr]
     assert log.name == "engine-1.log", "the engine that had been started was taken over"
-    assert log.read_text().count("--- one starts") == 1
+    assert log.read_text().count("--- stoker up: one starts") == 1
 
 
 def test_two_at_once_do_not_meet(home: Path) -> None:

@@ -104,9 +104,13 @@ def test_a_change_beside_ends_what_runs_and_loses_nothing(service):
 
 @pytest.mark.parametrize("how", ["dies", "is rejected", "is not ready in time"])
 def test_a_swap_that_fails_is_rolled_back(service, how):
-    deploy(service, deployment("old"))
+    old = deploy(service, deployment("old"))
     url = service.status().url
+    ended: list[Any] = []
+    stream = threading.Thread(target=lambda: ended.append(chat(url, stream=True, tokens=20, delay=0.02)))
     with Clients(url) as clients:
+        stream.start()
+        wait(lambda: b"running 0" not in ask(f"{old.address}/metrics")[1])
         wait(lambda: clients.seen)
         if how == "dies":
             service.apply(deployment("new", "--die-loading"), "swap")
@@ -121,6 +125,9 @@ def test_a_swap_that_fails_is_rolled_back(service, how):
         found = wait_status(service, lambda status: status.state == "serving")
         before = len(clients.seen)
         wait(lambda: len(clients.seen) > before + 4)
+    stream.join()
+    assert ended[0][1].count(b'"old "') == 20, "what it had begun it ended"
+    assert ended[0][1].endswith(b"data: [DONE]\n\n")
     assert not clients.errors
     assert {(each[0], each[1]) for each in clients.seen} == {(200, False), (503, True)}
     assert {each[2] for each in clients.seen} == {"", "old old old old "}

@@ -177,8 +177,8 @@ def not_free(host: str, port: int, error: OSError) -> StokerError:
         )
     else:
         way = "Stop what listens there, or choose another port with --port."
-    known = error.errno and error.errno > 0  # not of a name that was not found
-    why = os.strerror(error.errno) if known else str(error.strerror).partition(" (")[0]
+    number = error.errno or 0  # negative of a name that was not found
+    why = os.strerror(number) if number > 0 else str(error.strerror).partition(" (")[0]
     return StokerError(f"the service cannot listen on {host}, port {port}: {why}. {way}")
 
 

@@ -18,6 +18,7 @@ from stoker.up.watch import Fault, Questions, Timing, watch
 FIRST_POLL_S = 0.5  # between questions to an engine that starts, at most
 RECENT = 100  # restarts whose time is kept
 LAST_WORDS = 3  # lines of the log in the reason of a fault
+HEADER = "--- stoker up:"  # begins the line that says when a start began
 FRAMES = "│╭╮╰╯─┃┏┓┗┛━"  # around errors, as rich draws them
 
 
@@ -70,7 +71,7 @@ class Running:
         data.address, data.state, data.pid = f"http://127.0.0.1:{port}", "starting", 0
         data.phases, data.started_at, data.ready_s = [], time.time(), 0.0
         self._enter(Phase("starting"))
-        self._log.write(f"--- {deployment.recipe} starts at {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
+        self._log.write(f"{HEADER} {deployment.recipe} starts at {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
         for index, launch in enumerate(deployment.launches):
             folder = self._folder / str(index)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,7 +125,7 @@ class Running:
         if self._ask:
             await self._ask.close()
         self.busy = False
-        self.data.pid = 0
+        self.data.pid, self.data.phase = 0, None
 
     def close(self) -> None:
         """After the last stop."""
@@ -195,9 +196,11 @@ class Running:
             end.cancel()
 
     def _last_words(self) -> str:
-        lines = [
-            found for line in last_lines(self._log.path, 200) if (found := line.strip(f"{string.whitespace}{FRAMES}"))
-        ]
+        """Of this start."""
+        lines: list[str] = []
+        for line in last_lines(self._log.path, 200):
+            said = line.strip(f"{string.whitespace}{FRAMES}")
+            lines = [] if line.startswith(HEADER) else [*lines, said] if said else lines
         found = " / ".join(line[:300] for line in lines[-LAST_WORDS:])
         return f". Its log ends with: {found}" if found else ""
 

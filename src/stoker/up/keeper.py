@@ -346,9 +346,7 @@ class Keeper:
         status.state = self._state()
         status.warnings = [text for text in (self._rejected, self._power.warning) if text]
         if serving and (recent := serving.recent_restarts()) > 1:
-            status.warnings.append(
-                f"it was restarted {recent} times within the last hour; latest: {serving.data.fault}"
-            )
+            status.warnings.append(f"it was restarted {recent} times within the last hour")
 
     def _state(self) -> Literal["empty", "starting", "serving", "restarting", "failed", "switching"]:
         serving, candidate = self._serving, self._candidate
