@@ -32,14 +32,17 @@ class Running:
         environment: Mapping[str, str],
         timing: Timing,
         changed: Callable[[], None],
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`folder` holds its log and what its processes write; `changed` is called when `data` is worth saving."""
+        """`folder` holds its log and what its processes write; `changed` is called when `data` is worth saving; `idle`
+        says whether the card draws as little power as if nothing ran."""
         self.data = data
         self.backend: Backend | None = None
         self.busy = False
         self.in_a_row = 0  # restarts without an answered request between them
         self.task: asyncio.Task[None] | None = None
         self._folder, self._environment, self._timing, self._changed = folder, environment, timing, changed
+        self._idle = idle
         self._processes: list[EngineProcess] = []
         self._stopping: asyncio.Task[None] | None = None
         self._ask: Questions | None = None
@@ -109,7 +112,15 @@ class Running:
         """Until it must be ended: raises Fault."""
         assert self._ask
         await self._or_end(
-            watch(self._ask, self.data.deployment, self._timing, self._waiting, self._restarted, self._set_busy)
+            watch(
+                self._ask,
+                self.data.deployment,
+                self._timing,
+                self._waiting,
+                self._restarted,
+                self._set_busy,
+                self._idle,
+            )
         )
 
     async def stop(self, grace_s: float) -> None:

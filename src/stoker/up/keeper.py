@@ -199,7 +199,9 @@ class Keeper:
             if int(old.name.split("-")[1].split(".")[0]) <= number - KEPT_LOGS:
                 old.unlink(missing_ok=True)
         data = Instance(deployment, log=str(path))
-        return Running(data, self._folder / f"run-{number}", environment, self._timing, self._save)
+        return Running(
+            data, self._folder / f"run-{number}", environment, self._timing, self._save, lambda: self._power.idle
+        )
 
     async def _try(self, candidate: Running, mode: Literal["beside", "swap"]) -> None:
         """A candidate, and once it is accepted, the engine that serves. Fails at its first fault before that."""

@@ -20,6 +20,7 @@ log = logging.getLogger("stoker.up")
 TIMING = "STOKER_WATCH"  # environment: JSON with other times, for tests
 POWER_S, POWER_READINGS = 5.0, 12
 LOW_SHARE, LOW_WATTS = 0.12, 20.0  # of a card's limit, and where it states none; decoding draws several times that
+IDLE_SHARE = 0.5  # of the patience with an engine without progress whose card draws no power either
 INNER_RESTARTS = "stoker:engine_restarts_total"  # of Stoker's own engine process within its server
 
 
@@ -106,11 +107,12 @@ async def watch(
     waiting: Callable[[], int],
     restarted: Callable[[int], None],
     busy: Callable[[bool], None],
+    idle: Callable[[], bool] = lambda: False,
 ) -> None:
     """Watches an engine that is ready until it must be restarted: raises Fault.
 
     `waiting` counts the requests that wait for it, `restarted` is told how often it has restarted its inner engine
-    since the last call, `busy` whether requests run.
+    since the last call, `busy` whether requests run. `idle`: the card draws as little power as if nothing ran on it.
     """
     heard_at = time.monotonic()
     progress = Progress(heard_at)
@@ -134,8 +136,9 @@ async def watch(
             count = waiting()
             busy(bool(count or (found and found.running)))
             stalled = progress.see(count, found, time.monotonic())
-            if stalled > deployment.stall_s:
-                allowed = f"{deployment.stall_s:g} s are allowed"
+            limit = deployment.stall_s * (IDLE_SHARE if idle() else 1.0)
+            if stalled > limit:
+                allowed = f"{limit:g} s are allowed" + (" where the card draws little power" if idle() else "")
                 raise Fault(f"no token came for {stalled:.0f} s while requests ran, and {allowed}: it is wedged")
             said = f"answered /health with {status}"
         silent = time.monotonic() - heard_at
@@ -150,6 +153,7 @@ class Power:
 
     def __init__(self, cards: Callable[[], Sequence[Card]] = nvidia_cards) -> None:
         self.warning = ""
+        self.idle = False  # for a minute in which requests ran
         self._cards = cards
         self._watts: list[float] = []  # of the busiest card, readings since requests run without a pause
 
@@ -162,14 +166,15 @@ class Power:
 
     def read(self, cards: Sequence[Card], busy: bool) -> None:
         if not busy:
-            self._watts = []
+            self._watts, self.idle = [], False
             return
         watts, busiest = max(((card.watts(), card) for card in cards), key=lambda pair: pair[0])
         self._watts = [*self._watts, watts][-POWER_READINGS:]
         limit = busiest.power_limit()
         low = limit * LOW_SHARE if limit else LOW_WATTS
         self.warning = ""
-        if len(self._watts) == POWER_READINGS and 0.0 < max(self._watts) < low:
+        self.idle = len(self._watts) == POWER_READINGS and 0.0 < max(self._watts) < low
+        if self.idle:
             of = f" of {limit:.0f} W" if limit else ""
             self.warning = (
                 f"{busiest.name} drew at most {max(self._watts):.0f} W{of} for a minute in which requests ran: check "
