@@ -57,6 +57,8 @@ class Keeper:
         self._rejected = ""  # the latest change that did not come to pass
         self._changing = asyncio.Lock()
         self._power = Power()
+        self._unsaved = b""
+        self._saving: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
         self._stopping = False
 
@@ -89,6 +91,7 @@ class Keeper:
         await runner.cleanup()
         await self._front.close()
         self._save()
+        await self._saved()
 
     def _start_again(self, left: Deployment) -> None:
         """What was accepted before. Whoever had asked clients for a key must not answer everybody now."""
@@ -130,11 +133,12 @@ class Keeper:
             app.router.add_post(path, self._answer(call))
         return app
 
-    @staticmethod
-    def _answer(call: Callable[[bytes], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _answer(self, call: Callable[[bytes], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             try:
                 found = await call(await request.read())
+                if request.method == "POST":
+                    await self._saved()
             except (StokerError, msgspec.MsgspecError) as error:
                 return web.Response(status=409, text=str(error))
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")
@@ -330,11 +334,23 @@ class Keeper:
     # -- what is known
 
     def _save(self) -> None:
+        """Begins to write down what is known now: a disk that is slow or busy must not keep clients waiting."""
         self._update()
-        try:
-            state.write(self._folder / "service.json", self._service)
-        except StokerError as error:
-            log.error("%s", error)
+        self._unsaved = msgspec.json.encode(self._service)
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        while text := self._unsaved:
+            self._unsaved = b""
+            try:
+                await asyncio.to_thread(state.write, self._folder / "service.json", msgspec.Raw(text))
+            except StokerError as error:
+                log.error("%s", error)
+
+    async def _saved(self) -> None:
+        if self._saving:
+            await asyncio.shield(self._saving)
 
     def _update(self) -> None:
         service, status = self._service, self._service.status

@@ -149,7 +149,7 @@ def read_file(path: Path) -> Service | None:
         ) from error
 
 
-def write(path: Path, service: Service) -> None:
+def write(path: Path, service: Service | msgspec.Raw) -> None:
     """service.json, which must be whole after a loss of power."""
     write_private(path, service, sync=True)
 
