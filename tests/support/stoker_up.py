@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -54,6 +54,12 @@ def build_command(loaded: object, base: Path, out: Path) -> list[str]:
     return [sys.executable, "-c", BUILD, str(base), str(out), os.environ["STOKER_TEST_BUILDS"]]
 
 
+def made_up_memory() -> AbstractContextManager[object]:
+    """16 GiB, of which 12 are available."""
+    memory = psutil.virtual_memory()._replace(total=16 << 30, available=12 << 30)
+    return patch.object(psutil, "virtual_memory", lambda: memory)
+
+
 stage = bring_up.Up._stage
 
 
@@ -70,9 +76,8 @@ if __name__ == "__main__":
     if "STOKER_TEST_BUILDS" in os.environ:
         build.command = build_command
     # Other programs on this machine leave less or more, and that must decide nothing here.
-    memory = psutil.virtual_memory()._replace(total=16 << 30, available=12 << 30)
     with (
-        patch.object(psutil, "virtual_memory", lambda: memory),
+        made_up_memory(),
         patch.object(stoker, "RUN", engine),
         patch.object(bring_up, "probe_box", probe_box),
         patch.object(bring_up.Up, "_stage", held),

@@ -18,6 +18,7 @@ from stoker.up.watch import Fault, Questions, Timing, watch
 FIRST_POLL_S = 0.5  # between questions to an engine that starts, at most
 RECENT = 100  # restarts whose time is kept
 LAST_WORDS = 3  # lines of the log in the reason of a fault
+LONGEST = 600  # characters of such a line
 HEADER = "--- stoker up:"  # begins the line that says when a start began
 FRAMES = "│╭╮╰╯─┃┏┓┗┛━"  # around errors, as rich draws them
 
@@ -212,7 +213,7 @@ class Running:
         for line in last_lines(self._log.path, 200):
             said = line.strip(f"{string.whitespace}{FRAMES}")
             lines = [] if line.startswith(HEADER) else [*lines, said] if said else lines
-        found = " / ".join(line[:300] for line in lines[-LAST_WORDS:])
+        found = " / ".join(line[:LONGEST] for line in lines[-LAST_WORDS:])
         return f". Its log ends with: {found}" if found else ""
 
     def _read(self, mark: bytes, leads: bool, text: bytes) -> None:
