@@ -226,11 +226,11 @@ class Up:
             launched = self._starter.start(deployment, self._begin)
             self._remember(deployment, launched.instance)
             instance = launched.instance
+            if not self._journal.memory_bytes:
+                self._journal.memory_bytes = taken(instance, self._journal.free_before)
             if launched.accepted:
                 self._told.done(f"{deployment.model_name} runs already, {instance.address}")
                 return launched
-            if not self._journal.memory_bytes:
-                self._journal.memory_bytes = taken(instance, self._journal.free_before)
             phases = " · ".join(f"{each.name} {each.seconds:.1f}" for each in instance.phases)
             self._told.done(f"ready after {instance.ready_s:.1f} s ({phases})")
         return launched
