@@ -42,6 +42,14 @@ def test_what_the_engine_cannot_do_is_said_before_it_starts():
     assert not find("stoker").problems(load("demo").recipe)
 
 
+def test_options_that_the_server_does_not_know_are_found_by_its_own_parser():
+    known = _loaded('serve = { arguments = ["--queue", "3"] }').recipe
+    unknown = _loaded('serve = { arguments = ["--queue", "3", "--nonsense", "1"] }').recipe
+    assert not find("stoker").problems(known)
+    (said,) = find("stoker").problems(unknown)
+    assert said == "stoker serve does not understand serve.arguments: No such option: --nonsense"
+
+
 def test_progress_is_read_from_metrics_of_either_engine():
     text = (
         '# HELP x\nvllm:num_requests_running{engine="0",model_name="a b"} 2.0\n'

@@ -74,7 +74,7 @@ def test_a_shipped_recipe_for_vllm_is_exported(name, to):
     ("text", "line", "says"),
     [
         (f"{HEAD}{MODEL}[serve]\n# a comment\ncontxt = 3\n", 7, "unknown key 'contxt'; known here: draft, context"),
-        (f'{HEAD}{MODEL}[serve]\ncontext = "3"\n', 6, "Expected `int | null`, got `str`"),
+        (f'{HEAD}{MODEL}[serve]\ncontext = "3"\n', 6, "Expected a whole number, got a text"),
         (f"{HEAD}{MODEL}[serve]\ncontext = 0\n", 6, ">= 1"),
         (f'{HEAD}engine = "tgi"\n{MODEL}', 3, "'tgi'"),
         (f"{HEAD}serve.users = 0\n{MODEL}", 3, ">= 1"),
@@ -130,6 +130,8 @@ def test_the_hash_is_of_what_is_said_not_of_how_it_is_written(tmp_path):
 def test_files_that_are_no_recipes_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(RecipeError, match=r"unknown recipe 'nonesuch'.*demo"):
         load("nonesuch")
+    with pytest.raises(RecipeError, match=r"unknown recipe 'demmo'\. Did you mean demo\?"):
+        load("demmo")
     with pytest.raises(RecipeError, match="is not a file"):
         load(str(tmp_path))
     (binary := tmp_path / "b.toml").write_bytes(b'name = "x"\n\xff')

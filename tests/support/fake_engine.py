@@ -168,7 +168,10 @@ def main() -> None:
     if secret := os.environ.get("FAKE_API_KEY"):
         print(f"the key is {secret}", flush=True)
     if asked.die_loading:
-        print("out of memory: 3 GiB of 2 GiB", flush=True)
+        print(
+            "╭─ Error ─────────────────────╮\n│ out of memory: 3 GiB of 2 GiB │\n╰───────────────────────────────╯",
+            flush=True,
+        )
         sys.exit(7)
     Handler.engine = Engine(asked.name, asked.load, not asked.never_ready)
     Server(("127.0.0.1", asked.port), Handler).serve_forever()

@@ -1,19 +1,23 @@
 """A `stoker serve` for tests of `stoker up`: ready in a tenth of a second, with the answers that it is told to give.
 
 It takes the real one's options and, among the recipe's arguments, `--fake KEY=VALUE`: `start` and `delay` (seconds
-until it is ready, and of every answer), `tools=none|other|broken` (calls no tool, another one, or with no JSON),
-`cache=none` (finds no prompt again), `again=other|late` (another answer to a cached prompt, from its beginning or
-later), `die=1` (ends while it starts). Its answers say the model's name. With STOKER_API_KEY in its environment it asks
-for that key. Every request for an answer is a line of its output.
+until it is ready, and of every answer), `wait=FILE` (it is not ready before that file is there), `hold=FILE` (while
+that is there, answers wait from the one on whose number stands in it), `tools=none|other|broken` (calls no tool,
+another one, or with no JSON), `cache=none` (finds no prompt again), `again=other|late` (another answer to a cached
+prompt, from its beginning or later), `die=1` (ends while it starts). Its answers say the model's name. With
+STOKER_API_KEY in its environment it asks for that key. Every request for an answer is a line of its output.
 """
 
 import json
+import math
 import os
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+if "--help" in sys.argv:  # it knows all options
+    sys.exit()
 TOKENS, TOKENS_PER_CHUNK = 16, 2  # of an answer
 FAKE = dict(value.split("=", 1) for name, value in zip(sys.argv, sys.argv[1:], strict=False) if name == "--fake")
 MODEL = sys.argv[sys.argv.index("--served-model-name") + 1]
@@ -22,6 +26,15 @@ KEY = os.environ.get("STOKER_API_KEY", "")
 BEGAN = time.monotonic()
 LOCK = threading.Lock()
 SEEN: set[str] = set()  # prompts
+COUNT = [0]  # answers
+
+
+def held() -> float:
+    try:
+        with open(FAKE.get("hold", "")) as file:
+            return int(file.read() or 0)
+    except OSError:
+        return math.inf
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -29,6 +42,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         ready = time.monotonic() - BEGAN >= float(FAKE.get("start", 0))
+        ready = ready and os.path.exists(FAKE.get("wait", "/"))
         if self.path == "/health":
             self._json(200, {})
         elif self.path == "/ready":
@@ -52,7 +66,11 @@ class Handler(BaseHTTPRequestHandler):
         with LOCK:
             cached, words = prompt in SEEN, len(prompt.split())
             SEEN.add(prompt)
+            COUNT[0] += 1
+            number = COUNT[0]
             print(f"answer {words}", flush=True)
+        while number >= held():
+            time.sleep(0.01)
         time.sleep(float(FAKE.get("delay", 0)))
         deltas = list(self._deltas(asked, cached))
         hits = 0 if FAKE.get("cache") == "none" else words // 2 * cached

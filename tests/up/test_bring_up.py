@@ -3,23 +3,35 @@
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
+from typer.testing import CliRunner
 
+from stoker.cli.main import app
+from stoker.cli.progress import error_console
+from stoker.cli.up import Progress
 from stoker.demo import EMBEDDED
+from stoker.errors import StokerError
+from stoker.recipes.load import load
 from stoker.up import control, journal, state
+from stoker.up.bring_up import Options, Up
 from stoker.up.journal import Journal
 from tests.support.services import Clients, ask, chat, processes_of, state_home, wait
 from tests.support.stand_in_hub import COMMIT, Fault, StandInHub
+from tests.support.stoker_up import made_up_memory
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """\
@@ -39,7 +51,7 @@ arguments = [{arguments}]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with state_home(tmp_path):
+    with state_home(tmp_path), made_up_memory():
         yield tmp_path
     wait(lambda: not processes_of(tmp_path))
 
@@ -62,6 +74,14 @@ def stoker(*arguments: str, real: bool = False) -> tuple[int, str, str]:
     process = begin(*arguments, real=real)
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
+
+
+def here(*arguments: str) -> tuple[int, str, str]:
+    """The same in this process, for commands that start nothing: it does not wait for imports."""
+    found = CliRunner().invoke(app, list(arguments))
+    if isinstance(found.exception, StokerError):
+        return 2, found.stdout, str(found.exception)
+    return found.exit_code, found.stdout, found.stderr
 
 
 def up(file: str, *options: str) -> tuple[int, Any, str]:
@@ -108,40 +128,78 @@ def test_a_service_is_up_once_and_again_repeats_nothing(home: Path) -> None:
     assert len(answers(home)) == count
     assert len(list((home / "receipts").iterdir())) == 1
 
-    status, out, _ = stoker("status")
+    status, out, _ = here("status")
     assert (status, "serving: one" in out) == (0, True)
     assert stoker("down")[0] == 0
-    assert stoker("status")[0] == 1
+    assert here("status")[0] == 1
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [*("start", "smoke test"), *(pytest.param(name, marks=pytest.mark.long) for name in ("plan", "probe", "measure"))],
-)
-def test_what_was_killed_at_a_stage_goes_on_there(home: Path, stage: str) -> None:
-    file = recipe(home, "one", start=1.0, delay=0.1)
-    process = begin("up", file, "--port", "0", "--json")
-    wait(lambda: (found := written()) and found.stage == stage)
-    if stage == "start":
-        wait(lambda: (found := control.status("default")) and found.candidate)
+def stopped(process: "subprocess.Popen[str]") -> bool:
+    """At the stage where it was told to stop."""
+    assert process.poll() is None, process.communicate()
+    return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
     process.kill()
     process.communicate()
+
+
+def test_what_is_killed_at_one_stage_after_the_other_goes_on_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build is made up; the real one is killed below."""
+    probes, builds = home / "probes", home / "builds"
+    monkeypatch.setenv("STOKER_TEST_PROBES", str(probes))
+    monkeypatch.setenv("STOKER_TEST_BUILDS", str(builds))
+    file = recipe(home, "one", more='[build]\nto = "bf16"', wait=home / "go", hold=home / "hold")
+    for stage in ("plan", "probe", "fetch", "build", "inspect", "start"):
+        monkeypatch.setenv("STOKER_TEST_HOLD", stage)
+        process = begin("up", file, "--port", "0", "--json")
+        wait(partial(stopped, process))
+        kill(process)
+        found = written()
+        assert found
+        assert (found.stage, control.status("default")) == (stage, None), "nothing has been started yet"
+    monkeypatch.delenv("STOKER_TEST_HOLD")
+
+    process = begin("up", file, "--port", "0", "--json")
+    wait(lambda: (found := control.status("default")) and found.candidate and found.candidate.pid)
+    kill(process)  # while the engine starts
+    (home / "go").touch()
+
+    def reached(count: int) -> bool:
+        return len(answers(home)) >= count
+
+    for count, stage in ((1, "smoke test"), (9, "measure")):
+        (home / "hold").write_text(str(count))
+        process = begin("up", file, "--port", "0", "--json")
+        wait(partial(reached, count))
+        kill(process)  # while it waits for that answer
+        found = written()
+        assert found
+        assert found.stage == stage
+    smoked = found.smoke if found else None
+    (home / "hold").unlink()
+
     status, receipt, said = up(file)
     assert status == 0, said
-    assert receipt["smoke"]["identical"]
+    assert receipt["smoke"] == msgspec.to_builtins(smoked), "it was not tested again"
+    assert {row["workload"] for row in receipt["measured"]} == {"Q&A", "Code", "JSON-KIE", "general"}
+    assert set(receipt["stages"]) == {"plan", "probe", "fetch", "build", "inspect", "start", "smoke test", "measure"}
+    assert [told.read_text().split() for told in (probes, builds)] == [["probe"], ["build"]]
     log = Path(control.Control("default").status().serving.log)  # type: ignore[union-attr]
     assert log.name == "engine-1.log", "the engine that had been started was taken over"
-    assert log.read_text().count("--- one starts") == 1
+    assert log.read_text().count("--- stoker up: one starts") == 1
 
 
 def test_two_at_once_do_not_meet(home: Path) -> None:
-    file = recipe(home, "one", start=2.0)
+    file = recipe(home, "one", wait=home / "go")
     first = begin("up", file, "--port", "0", "--no-measure", "--json")
     wait(lambda: written())
     status, _, said = stoker("up", file, "--port", "0")
     assert status == 2
     assert f"is being changed by `stoker up one` (pid {first.pid}" in said
-    assert stoker("down")[0] == 2
+    assert here("down")[0] == 2
+    (home / "go").touch()
     out, said = first.communicate()
     assert first.returncode == 0, said
     assert json.loads(out)["kept"] is None
@@ -189,9 +247,12 @@ def test_a_first_recipe_that_fails_leaves_nothing(home: Path) -> None:
 
 def test_a_change_takes_over_and_the_old_one_ends(home: Path) -> None:
     assert up(recipe(home, "old"), "--no-measure")[0] == 0
-    status, receipt, said = up(recipe(home, "new"), "--no-measure")
+    url = control.Control("default").status().url
+    status, out, said = stoker("up", recipe(home, "new"), "--no-measure", "--json")
     assert status == 0, said
-    assert json.loads(chat(receipt["url"])[1])["choices"][0]["message"]["content"].startswith("new")
+    assert json.loads(out)["url"] == url, "the address stays, whatever the recipe says"
+    assert f"stays at 127.0.0.1, port {url.rpartition(':')[2]}" in said
+    assert json.loads(chat(url)[1])["choices"][0]["message"]["content"].startswith("new")
     wait(lambda: not control.Control("default").status().draining)
 
 
@@ -209,12 +270,60 @@ def test_a_promise_that_is_not_kept_is_told_and_ends_with_1(home: Path) -> None:
 def test_what_does_not_fit_is_refused_with_numbers_before_anything_starts(home: Path) -> None:
     file = home / "large.toml"
     file.write_text('name = "large"\ntitle = "t"\nplan = "122b"\nweights = "bf16"\n[model]\nsource = "hf:a/b"\n')
-    status, _, said = stoker("up", str(file), "--box", "spark")
+    status, _, said = here("up", str(file), "--box", "spark", "--port", "0")
     said = " ".join(said.split())
     assert status == 2
     assert "does not fit DGX Spark 128 GB" in said
     assert "GiB are needed and 121.7 are there" in said
     wait(lambda: not processes_of(home))
+
+
+def refused(file: str, **options: Any) -> str:
+    """The sentence. Nothing may have been begun."""
+    with pytest.raises(StokerError) as raised:
+        Up(load(file), Options(**options), Progress(error_console())).run()
+    assert written() is None
+    assert control.status("default") is None
+    return str(raised.value)
+
+
+def test_what_could_not_be_served_is_refused_before_anything_is_fetched(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = refused(recipe(home, "one"), port=port)
+        assert f"cannot listen on 127.0.0.1, port {port}: Address already in use. Stop what listens there" in said
+    service = control.Control.start("other", "127.0.0.1", 0)
+    port = int(service.status().url.rpartition(":")[2])
+    assert "Service other listens there: end it (stoker down other)" in refused(recipe(home, "one"), port=port)
+    assert "Name or service not known" in refused(recipe(home, "one"), host="nowhere.invalid", port=1)
+    path = Path(recipe(home, "one"))
+    path.write_text(path.read_text().replace('source = "demo"', 'source = "models/mine"'))
+    assert f"there is no directory {home}/models/mine" in refused(str(path), port=0)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small disk takes root")
+    try:
+        with state_home(folder):
+            yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(small_disk: Path, tmp_path: Path) -> None:
+    file = recipe(tmp_path, "one")
+    status, _, said = up(file, "--no-measure")
+    assert status == 2
+    assert re.search(r"error: \S+/up.json cannot be written: No space left on device. Make room there and", said)
+    assert not list(small_disk.rglob("*.new")), "nothing half-written is left"
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    status, receipt, said = up(file, "--no-measure")
+    assert status == 0, said
+    assert receipt["smoke"]["identical"]
 
 
 def test_shell_steps_run_once_and_only_if_agreed_to(home: Path) -> None:
@@ -241,11 +350,11 @@ when = "after"
 
 def test_a_dry_run_prints_every_command_and_does_nothing(home: Path) -> None:
     file = recipe(home, "one", more='[[shell]]\nrun = "touch it"\n[build]\nquantize = "int4"')
-    status, out, said = stoker("up", file, "--dry-run")
+    status, out, said = here("up", file, "--dry-run", "--port", "0")
     assert status == 0, said
     for part in ("build --base", "--quantize int4", "touch it", "stoker.up.keeper", "--served-model-name one"):
         assert part in out
-    status, out, _ = stoker("up", "qwen3.5-122b-hybrid-mtp2", "--box", "spark", "--dry-run", "--json")
+    status, out, _ = here("up", "qwen3.5-122b-hybrid-mtp2", "--box", "spark", "--dry-run", "--json", "--port", "0")
     found = json.loads(out)
     assert [action["stage"] for action in found["actions"]] == ["fetch", "build", "keeper", "start"]
     assert found["actions"][0]["commands"] == ["hf download Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
@@ -259,12 +368,12 @@ def test_no_token_and_no_key_reaches_a_file_or_the_screen(home: Path, monkeypatc
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     monkeypatch.setenv("STOKER_API_KEY", "sesame-open")
     file = recipe(home, "one", serve='host = "0.0.0.0"')
-    outputs = [stoker("up", file, "--dry-run"), stoker("up", file, "--dry-run", "--json")]
+    outputs = [here("up", file, "--dry-run"), here("up", file, "--dry-run", "--json")]
     status, receipt, said = up(file, "--no-measure")
     assert status == 0, said
     assert chat(receipt["url"])[0] == 401, "the engine asks for the key"
     assert ask(f"{receipt['url']}/v1/models", headers={"authorization": "Bearer sesame-open"})[0] == 200
-    outputs += [stoker("up", file, "--port", "0", "--no-measure"), stoker("status", "--json"), stoker("logs")]
+    outputs += [stoker("up", file, "--port", "0", "--no-measure"), here("status", "--json"), here("logs")]
     assert "HF_TOKEN is ***" in outputs[-1][1]
     assert "YOUR_KEY" in outputs[2][1]
     files = [path for path in home.rglob("*") if path.is_file()]
@@ -330,10 +439,19 @@ def test_a_service_can_be_under_systemd(home: Path, monkeypatch: pytest.MonkeyPa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("STOKER_API_KEY", "sesame-open")
     status, _, said = up(recipe(home, "one"), "--no-measure", "--service")
     assert status == 0, said
+    assert f"write STOKER_API_KEY=... into {home}/config/stoker/default.env" in said
+    assert "sesame" not in said
     unit = home / "config" / "systemd" / "user" / "stoker-default.service"
     assert "stoker.up.keeper" in unit.read_text()
+    assert "sesame" not in unit.read_text()
+    if analyze := shutil.which("systemd-analyze"):
+        checked = subprocess.run(
+            [analyze, "--user", "verify", unit], env={**os.environ, "XDG_RUNTIME_DIR": str(home)}, capture_output=True
+        )
+        assert (checked.returncode, checked.stderr) == (0, b"")
     assert (home / "bin" / "calls").read_text().split("\n")[:4] == [
         "show-environment",
         "daemon-reload",
@@ -372,13 +490,13 @@ def test_the_embedded_model_is_up_in_earnest(home: Path, monkeypatch: pytest.Mon
     process.communicate()
     began = time.monotonic()
     status, out, said = stoker("up", "demo", "--port", "0", "--no-measure", "--json", real=True)
-    assert status == 0, said
+    assert status in (0, 1), said
     receipt = json.loads(out)
+    assert receipt["kept"] is (status == 0), "on a loaded machine a start may take longer than is promised"
     assert receipt["smoke"]["identical"]
     assert receipt["smoke"]["cached_tokens"] >= receipt["smoke"]["long_prompt_tokens"] // 2
     assert receipt["smoke"]["tool_choice"] == "auto"
     assert receipt["probe"]["speeds"][0]["gemv_gb_s"] > 0
-    assert receipt["kept"] is not None
     assert receipt["start_s"] < time.monotonic() - began + 60
     assert os.stat(receipt["file"]).st_mode & 0o077 == 0
     assert state.read("default") is not None

@@ -306,10 +306,10 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_arrived_under_no_final_name(
     assert sum(stand_in.sent_by_file[name] for name in DATA) <= sum(map(len, DATA.values())) - before + 2
 
 
-def test_a_gated_repository_says_how_to_get_in(stand_in, cache, monkeypatch):
+def test_a_gated_repository_says_how_to_get_in(stand_in, cache, monkeypatch, tmp_path):
     stand_in.token, stand_in.gated = "secret", True
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nonexistent")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     page = rf"Accept its terms at {stand_in.endpoint}/owner/model, then log in with `hf auth login` or set HF_TOKEN"
     with pytest.raises(HubError, match=rf"\(status 401\): the repository is gated, and no token was given\. {page}"):
         get()

@@ -127,7 +127,7 @@ print(json.dumps({"result": {"library": "torch", "devices": [device]}}))
 
 @pytest.mark.parametrize(
     ("python", "said"),
-    [("/nonexistent/python", "/nonexistent/python cannot be run: No such file"), ("/bin/false", "ended silently")],
+    [("/no/such/python", "/no/such/python cannot be run: No such file"), ("/bin/false", "ended silently")],
 )
 def test_a_process_that_fails_leaves_the_rest(python, said):
     found = probe_box(python=python)

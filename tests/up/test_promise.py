@@ -10,7 +10,7 @@ from stoker.plan.catalog import GIB
 from stoker.recipes.load import load, parse
 from stoker.recipes.recipe import Recipe
 from stoker.up.clients import KEY, settings
-from stoker.up.measure import Measured, cells
+from stoker.up.measure import Measured, cells, left_out
 from stoker.up.planning import plan
 from stoker.up.promise import compare, verdict
 
@@ -64,6 +64,19 @@ def test_every_promise_has_its_limit(decode, whole, steps, start, memory, broken
     assert verdict(lines) is not bool(broken)
     (long,) = [line for line in lines if line.what == "Long-RAG-32K"]
     assert (long.measured, long.kept, long.source) == (None, None, "c"), "what was not measured is not judged"
+
+
+def test_a_promise_whose_requests_all_fail_is_not_kept():
+    failed = Measured("Q&A", 1, 2, 2, None, None, None, None)
+    lines = compare(recipe(), [failed], 1.0, 0, None, comparable=True)
+    assert [line.what for line in lines if line.kept is False] == ["Q&A"]
+
+
+def test_what_a_slow_service_left_no_time_for_is_named():
+    chosen = cells(recipe().expected.speed, 131072)
+    done = [row("Q&A", 1, 1.0, 1.0), row("Code", 1, 1.0, 1.0), row("JSON-KIE", 1, 1.0, 1.0)]
+    assert left_out(chosen, done) == "Code, 4 users not measured: the others took more than 120 s"
+    assert left_out(chosen, [*done, row("Code", 4, 1.0, 1.0)]) == ""
 
 
 def test_on_another_box_nothing_is_judged():

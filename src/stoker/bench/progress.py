@@ -17,7 +17,7 @@ class Bars(Watcher):
     def __init__(self, console: Console, cells: Sequence[Cell], servers: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         times = (TimeElapsedColumn(), TimeRemainingColumn())
-        self._console = console
+        self._console, self._several = console, servers > 1
         self._bar = Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal)
         self._all = self._bar.add_task("rounds", total=sum((cell.rounds + 1) * servers for cell in cells))
         self._one = self._bar.add_task("requests", total=None)
@@ -37,8 +37,11 @@ class Bars(Watcher):
         what = f"run {number} of {cell.rounds}" if number else "warm-up"
         known = cell.seconds is None and not cell.histories and cell.depth is None
         self._done = self._failed = 0
-        self._bar.update(self._all, description=f"{cell.title} on {server}, {what}{self._speed}")
+        self._bar.update(self._all, description=f"{cell.title}{self._on(server)}, {what}{self._speed}")
         self._bar.reset(self._one, total=cell.concurrency * cell.each if known else None, description="requests")
+
+    def _on(self, server: str) -> str:
+        return f" on {server}" if self._several else ""
 
     def fitting_prompts(self) -> None:
         self._bar.update(self._one, description="fitting prompts")

@@ -76,9 +76,9 @@ def _add(file: Path, quiet: bool) -> None:
     rows = rows_of(read(file), str(file.absolute()))
     new = add_own(rows)
     if not quiet:
-        said = (
-            f"{new} rows of {rows[0].model} added to {own_file()}" if new else f"all rows of {file} are there already"
-        )
+        said = f"all rows of {file} are there already"
+        if new:
+            said = f"{new} row{'s' * (new > 1)} of {rows[0].model} added to {own_file()}"
         output_console().print(said, markup=False, soft_wrap=True)
 
 

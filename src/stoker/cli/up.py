@@ -131,7 +131,7 @@ class Progress:
 
     def done(self, text: str) -> None:
         self.stop()
-        self._console.print(f"[green]✓[/] {self._name:<10} ", end="")
+        self._console.print(f"[green]✓[/] {self._name:<11} ", end="")
         self._console.print(visible(text, keep=""), markup=False, soft_wrap=True)
 
     def measuring(self, chosen: "Sequence[Cell]") -> "AbstractContextManager[Watcher]":
@@ -147,7 +147,7 @@ class Progress:
 
 
 def _print(outcome: "Outcome", console: "Console") -> None:
-    from stoker.up.bring_up import KEYS
+    from stoker.engines.engine import KEYS
     from stoker.up.clients import settings
 
     found = outcome.receipt
@@ -177,7 +177,8 @@ def _table(found: "Receipt") -> "Table":
     table.add_column("")
     for line in found.expected:
         kept = {True: "[green]kept[/]", False: "[red]not kept[/]", None: ""}[line.kept]
-        table.add_row(line.what, *_numbers(line), kept)
+        what = "general (the median)" if line.what == "general" else line.what
+        table.add_row(what, *_numbers(line), kept)
     return table
 
 

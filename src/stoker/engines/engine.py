@@ -12,6 +12,7 @@ from stoker.errors import StokerError
 from stoker.recipes.load import Loaded
 from stoker.recipes.recipe import Recipe
 
+KEYS = {"stoker": "STOKER_API_KEY", "vllm": "VLLM_API_KEY"}  # environment: the key that an engine asks for
 PORT = "{port}"  # in a command or an environment: the free port that the service's keeper chose for this start
 
 

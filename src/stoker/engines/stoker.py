@@ -1,15 +1,31 @@
 """Stoker's own engine: a recipe as a `stoker serve` command."""
 
 import json
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import stoker
 from stoker.engines.engine import PORT, Deployment, Launch, Phase
+from stoker.errors import visible
 from stoker.recipes.load import Loaded
 from stoker.recipes.recipe import Recipe
 
+FRAME = " │╭╮╰╯─"  # around the errors that typer prints
+STALL_S = 150.0  # its server restarts a hanging engine process by itself after 120 s, which is sooner done
 RUN = (sys.executable, "-m", "stoker")
+
+
+def _misunderstood(arguments: Sequence[str]) -> str:
+    """What its own parser says to them, empty if nothing: --help is only reached with options that it knows."""
+    command = [*RUN, "serve", "--model", "demo", *arguments, "--help"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip(FRAME) for line in done.stderr.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("Usage:", "Try ", "Error"))]
+    return visible(" ".join(said) or f"it ended with exit status {done.returncode}", keep="")
 
 
 def _sampling(defaults: dict[str, float]) -> dict[str, float]:
@@ -31,6 +47,8 @@ class Stoker:
             )
         if serve.prefill_tokens is not None:
             found.append("Stoker's engine chooses how many prompt tokens a step takes: leave out serve.prefill_tokens.")
+        if serve.arguments and (said := _misunderstood(serve.arguments)):
+            found.append(f"stoker serve does not understand serve.arguments: {said}")
         return found
 
     def deployment(self, loaded: Loaded, model: Path, drafter: Path | None, memory_bytes: int) -> Deployment:
@@ -60,6 +78,7 @@ class Stoker:
             model_name=name,
             ready_path="/ready",
             memory_bytes=memory_bytes,
+            stall_s=STALL_S,
         )
 
     def phase(self, line: str) -> Phase | None:

@@ -2,8 +2,9 @@
 for the same. Bytes are those of `sizes`; here is what engines and boxes add to them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from stoker.errors import RequestError
 from stoker.plan.catalog import GIB, Box, read
@@ -29,6 +30,10 @@ class EngineNeeds:
     host_gib: float
     vision: bool
     source: str
+    cpu: dict[str, Any] = field(default_factory=dict)  # what is otherwise where the processor computes
+
+    def on(self, box: Box) -> "EngineNeeds":
+        return replace(self, **self.cpu) if box.architecture == "cpu" else self
 
 
 @dataclass(frozen=True)
@@ -134,12 +139,13 @@ def _loaded(model: Model, weights: WeightBytes, ask: Ask) -> list[Item]:
 
 
 def _beside(caches: Caches, box: Box, ask: Ask) -> list[Item]:
-    needs, items = engines()[ask.engine], []
+    needs, items = engines()[ask.engine].on(box), []
     if ask.prefix_cache_gib:
         size, each = int(ask.prefix_cache_gib * GIB), caches.snapshot
         held = f", {size // each} snapshots of {each:,} bytes" if each else ""
         items.append(Item("prefix cache", size, f"as asked{held}"))
-    items.append(Item("graphs", int(needs.graphs_gib * GIB), needs.source))
+    if needs.graphs_gib:
+        items.append(Item("graphs", int(needs.graphs_gib * GIB), needs.source))
     items.append(Item("runtime", int(needs.runtime_gib * GIB), "activations, workspaces, allocator"))
     if box.unified:
         items.append(

@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,19 @@ LARGEST = 1 << 20  # bytes of a recipe
 # ..._TOKENS is a number of them.
 SECRET = re.compile(r"(token|(secret|password|passwd|credential|(api|access|private)_?key)s?)\Z", re.IGNORECASE)
 USERINFO = re.compile(r"://[^/@\s]+@")  # a name and a password in an address
+_WRITTEN = re.compile(r"`[^`]*`")
+# msgspec's names of types, as somebody who writes TOML calls them.
+_NAMES = {
+    "`str`": "a text",
+    "`int`": "a whole number",
+    "`int | null`": "a whole number",
+    "`float`": "a number",
+    "`float | null`": "a number",
+    "`bool`": "true or false",
+    "`array`": "a list [ ]",
+    "`object`": "a table",
+    "`object | null`": "a table",
+}
 _AT = re.compile(r" - at `(\$[^`]*)`\Z")
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?\Z")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -55,7 +69,9 @@ def find(name: str) -> Path:
         return Path(name)
     if name in shipped():
         return shipped()[name]
-    raise RecipeError(f"unknown recipe {name!r}; give a file NAME{SUFFIX} or one of: {', '.join(shipped())}.")
+    near = get_close_matches(name.lower(), shipped(), n=2)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise RecipeError(f"unknown recipe {name!r}.{hint} Give a file NAME{SUFFIX} or one of: {', '.join(shipped())}.")
 
 
 def load(name: str) -> Loaded:
@@ -90,7 +106,7 @@ def parse(text: str, where: str = "the recipe") -> Recipe:
     except msgspec.ValidationError as error:
         at = _AT.search(str(error))
         path = keys(at[1]) if at else []
-        said = _AT.sub("", str(error))
+        said = _WRITTEN.sub(lambda found: _NAMES.get(found[0], found[0]), _AT.sub("", str(error)))
         if unknown := re.search(r"unknown field `(.*)`\Z", said):
             path.append(unknown[1])
             said = f"unknown key {brief(unknown[1])}; known here: {', '.join(_known(path[:-1]))}"

@@ -18,20 +18,20 @@ from typing import Literal
 import psutil
 
 from stoker.bench.target import Target
-from stoker.engines.engine import Deployment, find
+from stoker.engines.engine import KEYS, Deployment, find
 from stoker.errors import BenchError, StokerError
 from stoker.plan.catalog import GIB
 from stoker.recipes import shell
 from stoker.recipes.load import Loaded
-from stoker.recipes.recipe import Step
-from stoker.up import build, control, files, journal, receipt, state
+from stoker.recipes.recipe import Recipe, Step
+from stoker.up import build, control, files, journal, receipt, state, systemd
 from stoker.up.control import Control
 from stoker.up.fetch import FetchProgress
 from stoker.up.made import Made, make
-from stoker.up.measure import cells, measure
+from stoker.up.measure import GENERAL, Measured, cells, measure
 from stoker.up.planning import DoesNotFit, Planned, box_of, plan
 from stoker.up.probe import probe_box
-from stoker.up.probe_readings import BoxProbe
+from stoker.up.probe_readings import BoxProbe, shown
 from stoker.up.receipt import Receipt, Revision
 from stoker.up.smoke import Smoke, SmokeError, smoke_test
 from stoker.up.starting import Launched, Mode, Starter, available, taken
@@ -39,7 +39,6 @@ from stoker.up.state import Instance, Status
 from stoker.up.told import Told
 
 PROBE_LASTS_S = 86400.0
-KEYS = {"stoker": "STOKER_API_KEY", "vllm": "VLLM_API_KEY"}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -63,6 +62,13 @@ class Outcome:
     new: bool  # False: all of it had been done before
 
 
+def address(recipe: Recipe, options: Options) -> tuple[str, int]:
+    """Host and port that were asked for, else those that the service has, else the recipe's."""
+    saved = state.read(options.name)
+    has = (saved.host, saved.port) if saved and not saved.stopped else (recipe.serve.host, recipe.serve.port)
+    return options.host or has[0], has[1] if options.port is None else options.port
+
+
 class Up:
     """One run of `stoker up`, of one recipe on one service."""
 
@@ -72,9 +78,8 @@ class Up:
         self._told, self._ask = told, ask
         self._engine = find(loaded.recipe.engine)
         self._key = os.environ.get(KEYS[loaded.recipe.engine], "")
-        self._host = options.host or loaded.recipe.serve.host
-        port = loaded.recipe.serve.port if options.port is None else options.port
-        self._starter = Starter(loaded.recipe, options.name, self._host, port, options.service, told)
+        self._host, self._port = address(loaded.recipe, options)
+        self._starter = Starter(loaded.recipe, options.name, self._host, self._port, options.service, told)
 
     def run(self) -> Outcome:
         with state.lock(self._options.name, f"stoker up {self._recipe.name}"):
@@ -125,8 +130,9 @@ class Up:
 
     def _preflight(self) -> str:
         """The engine's version. Raises with everything that it could not do."""
+        control.Control.check(self._options.name, self._host, self._port)
         version = self._engine.version()
-        problems = [*self._engine.problems(self._recipe), *shell.problems(self._recipe)]
+        problems = [*files.missing(self._loaded), *self._engine.problems(self._recipe), *shell.problems(self._recipe)]
         if problems:
             raise StokerError(
                 f"{self._recipe.name} cannot run with {self._recipe.engine} {version}: {' '.join(problems)}"
@@ -135,11 +141,20 @@ class Up:
             raise StokerError(f"{self._recipe.name} is known not to work: {known.where}.")
         if known and known.state == "parses":
             self._told.say(f"note: nobody is known to have run {self._recipe.name}: {known.where}.")
+        serve, asked = self._recipe.serve, self._options.host or self._options.port is not None
+        if not asked and (serve.host, serve.port) != (self._host, self._port):
+            self._told.say(
+                f"note: the service stays at {self._host}, port {self._port}. The recipe says {serve.host}, port "
+                f"{serve.port}: stoker down first, and it goes there."
+            )
         if self._host not in LOOPBACK and not self._key:
             self._told.say(
                 f"The service will answer on {self._host} without a key: whoever reaches that address may use it. Set "
                 f"{KEYS[self._recipe.engine]}, or choose --host 127.0.0.1."
             )
+        if self._options.service:
+            for text in systemd.notes(self._options.name, KEYS[self._recipe.engine] if self._key else ""):
+                self._told.say(f"note: {text}.")
         return version
 
     def _plan(self, running: Status | None) -> Planned:
@@ -168,8 +183,7 @@ class Up:
             self._journal.probe = probe = probe_box(self._options.box, model, told=self._told.doing)
             self._journal.box = asked
             warnings = [each.text for each in probe.findings if each.kind == "warning"]
-            known = probe.published.name if probe.published else "a box that the planner does not know"
-            self._told.done(f"{known}, {len(warnings)} warnings" if warnings else known)
+            self._told.done(_probed(probe, len(warnings)))
             for text in warnings:
                 self._told.say(f"warning: {text}.")
 
@@ -212,11 +226,11 @@ class Up:
             launched = self._starter.start(deployment, self._begin)
             self._remember(deployment, launched.instance)
             instance = launched.instance
+            if not self._journal.memory_bytes:
+                self._journal.memory_bytes = taken(instance, self._journal.free_before)
             if launched.accepted:
                 self._told.done(f"{deployment.model_name} runs already, {instance.address}")
                 return launched
-            if not self._journal.memory_bytes:
-                self._journal.memory_bytes = taken(instance, self._journal.free_before)
             phases = " · ".join(f"{each.name} {each.seconds:.1f}" for each in instance.phases)
             self._told.done(f"ready after {instance.ready_s:.1f} s ({phases})")
         return launched
@@ -286,13 +300,18 @@ class Up:
 
             with self._told.measuring(chosen) as watcher:
                 asyncio.run(run())
-            general = self._journal.measured[-1].decode_tokens_per_s
-            self._told.done(f"{general:.1f} tokens/s in general" if general else "no speed could be measured")
+            self._told.done(_measured(self._journal.measured))
 
 
 def _box(probe: BoxProbe | None) -> str:
     """The planner's name of this box."""
     return probe.published.box if probe and probe.published else ""
+
+
+def _probed(probe: BoxProbe, warnings: int) -> str:
+    name = probe.published.name if probe.published else probe.processor.name
+    speeds = [f"{each.device} reads weights at {shown(each.gemv_gb_s)} GB/s" for each in probe.speeds]
+    return ", ".join([name, *speeds, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
 
 
 def _planned(planned: Planned) -> str:
@@ -310,6 +329,12 @@ def _smoked(found: Smoke) -> str:
         f"chat {found.chat_tokens} tokens, tool call {found.tool_call.partition('(')[0]}, "
         f"{cached} of {found.long_prompt_tokens:,} tokens cached the second time, {same}"
     )
+
+
+def _measured(rows: Sequence[Measured]) -> str:
+    general, failed = rows[-1].decode_tokens_per_s, sum(row.failed for row in rows if row.workload != GENERAL)
+    said = f"{general:.1f} tokens/s, the median of one user's workloads" if general else "no speed could be measured"
+    return f"{said}; {failed} requests failed" if failed else said
 
 
 def _fresh(date: str) -> bool:

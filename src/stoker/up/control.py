@@ -1,6 +1,7 @@
 """How commands talk to a service's keeper: over the unix socket in its folder, as JSON."""
 
 import contextlib
+import errno
 import http.client
 import os
 import re
@@ -26,7 +27,7 @@ SOCKET = "control.sock"
 KEEPER_LOCK = "keeper.lock"
 KEEPER_LOG = "keeper.log"
 START_S = 30.0  # for a keeper to answer
-ANSWER_S = 20.0  # for a call
+ANSWER_S = 60.0  # for a call: on a machine that swaps, everything takes long
 
 
 class Apply(Struct, frozen=True):
@@ -47,11 +48,14 @@ class Control:
     @classmethod
     def start(cls, name: str, host: str, port: int, service: bool = False) -> "Control":
         """The keeper of a service, started if none runs. It brings up what was accepted before, if anything was, so
-        look at `status().serving`. `service` lets systemd run it. Raises if the port is taken or the service has
-        another address."""
+        look at `status().serving`. `service` lets systemd run it; a keeper that runs already, from the machine's next
+        start on. Raises if the port is taken or the service has another address."""
         folder = state.make_folder(name)
         if found := cls.find(name):
             found._check_address(host, port)
+            if service and not systemd.unit_file(name).exists():
+                saved = state.read(name)
+                systemd.install(name, keeper_command(folder, host, saved.port if saved else port))
             return found
         log = folder / KEEPER_LOG
         written = log.stat().st_size if log.exists() else 0
@@ -71,13 +75,25 @@ class Control:
         raise StokerError(f"the keeper of service {name} did not answer within {START_S:.0f} s; {log} may say why.")
 
     @classmethod
+    def check(cls, name: str, host: str, port: int) -> None:
+        """Raises if `start` would, for the address: the port is taken, or the service has another one."""
+        if found := cls.find(name):
+            found._check_address(host, port)
+        elif port:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                socket.create_server((host, port), family=family).close()
+            except OSError as error:
+                raise not_free(host, port, error) from error
+
+    @classmethod
     def find(cls, name: str) -> "Control | None":
-        """The running keeper's."""
+        """The running keeper's. One that was just killed may still accept a connection, and answers nothing."""
         found = cls(name)
         try:
-            found._connect().close()
-        except OSError:
-            return None
+            found.status()
+        except StokerError as error:
+            return found if isinstance(error.__cause__, TimeoutError) else None
         return found
 
     def status(self) -> Status:
@@ -146,6 +162,24 @@ class Control:
         if answer.status != 200:
             raise StokerError(said.decode("utf-8", "replace"))
         return said
+
+
+def not_free(host: str, port: int, error: OSError) -> StokerError:
+    """A keeper cannot listen there."""
+    others = [
+        name for name in state.names() if (saved := state.read(name)) and saved.port == port and Control.find(name)
+    ]
+    if error.errno != errno.EADDRINUSE:
+        way = "Choose another address with --host and --port."
+    elif others:
+        way = (
+            f"Service {others[0]} listens there: end it (stoker down {others[0]}), or choose another port with --port."
+        )
+    else:
+        way = "Stop what listens there, or choose another port with --port."
+    number = error.errno or 0  # negative of a name that was not found
+    why = os.strerror(number) if number > 0 else str(error.strerror).partition(" (")[0]
+    return StokerError(f"the service cannot listen on {host}, port {port}: {why}. {way}")
 
 
 def clean_up(name: str) -> None:

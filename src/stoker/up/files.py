@@ -51,6 +51,14 @@ def on_disk(loaded: Loaded, files: Files) -> Path | None:
     return found[1] if found else None
 
 
+def missing(loaded: Loaded) -> list[str]:
+    """Folders that the recipe names and that are not there, as sentences."""
+    wanted = [each for each in (loaded.recipe.model, loaded.recipe.drafter) if each and not is_remote(each)]
+    paths = [checkpoint_at(source(loaded, each)) for each in wanted]
+    said = "there is no directory {}; a repository of a hub is written as hf:OWNER/NAME."
+    return [said.format(path) for path in paths if not path.is_dir()]
+
+
 def will_lie(loaded: Loaded, files: Files) -> Path:
     """Where a fetch will put them; a branch's commit is not known before it is asked for."""
     if not is_remote(files):

@@ -3,11 +3,12 @@
 import asyncio
 import functools
 import shutil
+import string
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 
-from stoker.engines.engine import Phase, find
+from stoker.engines.engine import KEYS, Phase, find
 from stoker.up.front import Backend
 from stoker.up.logs import Log, last_lines, masking
 from stoker.up.processes import EngineProcess, first_end, free_port
@@ -17,6 +18,9 @@ from stoker.up.watch import Fault, Questions, Timing, watch
 FIRST_POLL_S = 0.5  # between questions to an engine that starts, at most
 RECENT = 100  # restarts whose time is kept
 LAST_WORDS = 3  # lines of the log in the reason of a fault
+LONGEST = 600  # characters of such a line
+HEADER = "--- stoker up:"  # begins the line that says when a start began
+FRAMES = "│╭╮╰╯─┃┏┓┗┛━"  # around errors, as rich draws them
 
 
 class Running:
@@ -29,14 +33,17 @@ class Running:
         environment: Mapping[str, str],
         timing: Timing,
         changed: Callable[[], None],
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`folder` holds its log and what its processes write; `changed` is called when `data` is worth saving."""
+        """`folder` holds its log and what its processes write; `changed` is called when `data` is worth saving; `idle`
+        says whether the card draws as little power as if nothing ran."""
         self.data = data
         self.backend: Backend | None = None
         self.busy = False
         self.in_a_row = 0  # restarts without an answered request between them
         self.task: asyncio.Task[None] | None = None
         self._folder, self._environment, self._timing, self._changed = folder, environment, timing, changed
+        self._idle = idle
         self._processes: list[EngineProcess] = []
         self._stopping: asyncio.Task[None] | None = None
         self._ask: Questions | None = None
@@ -51,6 +58,11 @@ class Running:
         return [Process.of(each.launcher) for each in self._processes]
 
     @property
+    def asks_key(self) -> bool:
+        """Whether the environment that it is started with holds the key that clients must have."""
+        return bool(self._environment.get(KEYS[self.data.deployment.engine]))
+
+    @property
     def up(self) -> bool:
         return bool(self._processes)
 
@@ -63,7 +75,7 @@ class Running:
         data.address, data.state, data.pid = f"http://127.0.0.1:{port}", "starting", 0
         data.phases, data.started_at, data.ready_s = [], time.time(), 0.0
         self._enter(Phase("starting"))
-        self._log.write(f"--- {deployment.recipe} starts at {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
+        self._log.write(f"{HEADER} {deployment.recipe} starts at {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
         for index, launch in enumerate(deployment.launches):
             folder = self._folder / str(index)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,7 +113,15 @@ class Running:
         """Until it must be ended: raises Fault."""
         assert self._ask
         await self._or_end(
-            watch(self._ask, self.data.deployment, self._timing, self._waiting, self._restarted, self._set_busy)
+            watch(
+                self._ask,
+                self.data.deployment,
+                self._timing,
+                self._waiting,
+                self._restarted,
+                self._set_busy,
+                self._idle,
+            )
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -117,7 +137,7 @@ class Running:
         if self._ask:
             await self._ask.close()
         self.busy = False
-        self.data.pid = 0
+        self.data.pid, self.data.phase = 0, None
 
     def close(self) -> None:
         """After the last stop."""
@@ -188,8 +208,12 @@ class Running:
             end.cancel()
 
     def _last_words(self) -> str:
-        lines = [line for line in last_lines(self._log.path, 200) if line.strip()]
-        found = " / ".join(line.strip()[:300] for line in lines[-LAST_WORDS:])
+        """Of this start."""
+        lines: list[str] = []
+        for line in last_lines(self._log.path, 200):
+            said = line.strip(f"{string.whitespace}{FRAMES}")
+            lines = [] if line.startswith(HEADER) else [*lines, said] if said else lines
+        found = " / ".join(line[:LONGEST] for line in lines[-LAST_WORDS:])
         return f". Its log ends with: {found}" if found else ""
 
     def _read(self, mark: bytes, leads: bool, text: bytes) -> None:

@@ -1,8 +1,6 @@
 """What `stoker up` has done for a service, in its folder: the same command goes on from there, and repeats nothing."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -48,12 +46,4 @@ def load(name: str, recipe_hash: str) -> Journal:
 
 
 def save(name: str, journal: Journal) -> None:
-    write_private(path_of(name), journal)
-
-
-def write_private(path: Path, data: Any) -> None:
-    """As JSON, at once, for this user alone."""
-    new = path.with_name(f"{path.name}.new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
-    new.replace(path)
+    state.write_private(path_of(name), journal)

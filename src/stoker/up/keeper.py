@@ -22,10 +22,10 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from stoker.engines.engine import Deployment
+from stoker.engines.engine import KEYS, Deployment
 from stoker.errors import StokerError
-from stoker.up import state
-from stoker.up.control import KEEPER_LOCK, KEEPER_LOG, SOCKET, Apply
+from stoker.up import state, systemd
+from stoker.up.control import KEEPER_LOCK, KEEPER_LOG, SOCKET, Apply, not_free
 from stoker.up.front import RETRY_S, Front
 from stoker.up.instance import Running
 from stoker.up.launcher import GRACE_S, LEFT_S, PR_SET_CHILD_SUBREAPER, prctl
@@ -50,12 +50,15 @@ class Keeper:
         self._service.logs = saved.logs if saved else 0
         self._leftovers = saved.engines if saved else []
         self._left = saved.status.serving.deployment if saved and saved.status.serving and not saved.stopped else None
+        self._asked_key = saved.asks_key if saved else False
         self._serving: Running | None = None
         self._candidate: Running | None = None
         self._retiring: dict[Running, asyncio.Task[None]] = {}
         self._rejected = ""  # the latest change that did not come to pass
         self._changing = asyncio.Lock()
         self._power = Power()
+        self._unsaved = b""
+        self._saving: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
         self._stopping = False
 
@@ -66,16 +69,11 @@ class Keeper:
             service.port = await self._front.listen(service.host, service.port)
         except OSError as error:
             await self._front.close()
-            raise StokerError(
-                f"the service cannot listen on {service.host}, port {service.port}: {error.strerror}. Stop what "
-                "listens there, or choose another port."
-            ) from error
+            raise not_free(service.host, service.port, error) from error
         service.status.url = _url(service.host, service.port)
         await self._end_leftovers()
         if self._left:
-            log.info("starting %s again, which was accepted before", self._left.recipe)
-            self._serving = self._new(self._left, os.environ)
-            self._serving.task = asyncio.create_task(self._keep(self._serving))
+            self._start_again(self._left)
         self._save()
         runner = web.AppRunner(self._control(), access_log=None)
         await runner.setup()
@@ -93,6 +91,22 @@ class Keeper:
         await runner.cleanup()
         await self._front.close()
         self._save()
+        await self._saved()
+
+    def _start_again(self, left: Deployment) -> None:
+        """What was accepted before. Whoever had asked clients for a key must not answer everybody now."""
+        self._serving = serving = self._new(left, os.environ)
+        if self._asked_key and not serving.asks_key:
+            key, file = KEYS[left.engine], systemd.secrets_file(self._folder.name)
+            serving.data.state = "failed"
+            serving.data.fault = (
+                f"clients needed a key, {key}, which its keeper does not have now, and without it everybody would be "
+                f"answered: set it and run stoker up; for a service under systemd write it into {file}"
+            )
+            log.error("%s: %s", left.recipe, serving.data.fault)
+            return
+        log.info("starting %s again, which was accepted before", left.recipe)
+        serving.task = asyncio.create_task(self._keep(serving))
 
     async def _end_leftovers(self) -> None:
         """Waits for engines of a keeper that was killed: their memory is needed. They end by themselves."""
@@ -119,11 +133,12 @@ class Keeper:
             app.router.add_post(path, self._answer(call))
         return app
 
-    @staticmethod
-    def _answer(call: Callable[[bytes], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _answer(self, call: Callable[[bytes], Awaitable[object]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             try:
                 found = await call(await request.read())
+                if request.method == "POST":
+                    await self._saved()
             except (StokerError, msgspec.MsgspecError) as error:
                 return web.Response(status=409, text=str(error))
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")
@@ -188,7 +203,9 @@ class Keeper:
             if int(old.name.split("-")[1].split(".")[0]) <= number - KEPT_LOGS:
                 old.unlink(missing_ok=True)
         data = Instance(deployment, log=str(path))
-        return Running(data, self._folder / f"run-{number}", environment, self._timing, self._save)
+        return Running(
+            data, self._folder / f"run-{number}", environment, self._timing, self._save, lambda: self._power.idle
+        )
 
     async def _try(self, candidate: Running, mode: Literal["beside", "swap"]) -> None:
         """A candidate, and once it is accepted, the engine that serves. Fails at its first fault before that."""
@@ -317,26 +334,37 @@ class Keeper:
     # -- what is known
 
     def _save(self) -> None:
+        """Begins to write down what is known now: a disk that is slow or busy must not keep clients waiting."""
         self._update()
-        try:
-            state.write(self._folder / "service.json", self._service)
-        except OSError as error:
-            log.error("service.json cannot be written: %s", error.strerror)
+        self._unsaved = msgspec.json.encode(self._service)
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        while text := self._unsaved:
+            self._unsaved = b""
+            try:
+                await asyncio.to_thread(state.write, self._folder / "service.json", msgspec.Raw(text))
+            except StokerError as error:
+                log.error("%s", error)
+
+    async def _saved(self) -> None:
+        if self._saving:
+            await asyncio.shield(self._saving)
 
     def _update(self) -> None:
         service, status = self._service, self._service.status
         serving, candidate, retiring = self._serving, self._candidate, list(self._retiring)
         running = [each for each in (serving, candidate, *retiring) if each]
         service.engines = [process for each in running for process in each.processes]
+        service.asks_key = bool(serving and (serving.asks_key or (self._asked_key and not serving.task)))
         status.serving = serving.data if serving else None
         status.candidate = candidate.data if candidate else None
         status.draining = [each.data for each in retiring]
         status.state = self._state()
         status.warnings = [text for text in (self._rejected, self._power.warning) if text]
         if serving and (recent := serving.recent_restarts()) > 1:
-            status.warnings.append(
-                f"it was restarted {recent} times within the last hour; latest: {serving.data.fault}"
-            )
+            status.warnings.append(f"it was restarted {recent} times within the last hour")
 
     def _state(self) -> Literal["empty", "starting", "serving", "restarting", "failed", "switching"]:
         serving, candidate = self._serving, self._candidate

@@ -8,6 +8,7 @@ from stoker.recipes.load import Loaded
 from stoker.recipes.recipe import Recipe
 from stoker.up import receipt
 from stoker.up.journal import Journal
+from stoker.up.measure import GENERAL, cells, left_out
 from stoker.up.planning import Planned
 from stoker.up.promise import compare, verdict
 from stoker.up.receipt import Receipt, RecipeFacts, Revision
@@ -32,7 +33,11 @@ def make(made: Made, service: str, journal: Journal) -> Receipt:
     recipe, planned = made.loaded.recipe, made.planned
     comparable = not recipe.box or recipe.box in (planned.box.key, made.box)
     lines = compare(recipe, journal.measured, made.instance.ready_s, journal.memory_bytes, planned, comparable)
-    notes = [planned.note] if planned.note else []
+    context = (journal.smoke.context if journal.smoke else None) or recipe.serve.context
+    slow = left_out(cells(recipe.expected.speed, context), journal.measured) if journal.measured else ""
+    failed = sum(row.failed for row in journal.measured if row.workload != GENERAL)
+    said = f"{failed} requests failed while it was measured; the log of the engine may say why" if failed else ""
+    notes = [note for note in (planned.note, slow, said) if note]
     if recipe.expected.speed and not comparable:
         here = made.box or "one that the planner does not know"
         notes.append(f"the promise is about {recipe.box} and this box is {here}, so they are not compared")

@@ -93,6 +93,14 @@ async def measure(target: Target, chosen: Sequence[Cell], watcher: Watcher) -> l
     return [*found, _general(found)]
 
 
+def left_out(chosen: Sequence[Cell], rows: Sequence[Measured]) -> str:
+    """What was not measured any more, since a slow service took all the time for the others; empty if nothing."""
+    done = {(row.workload, row.users) for row in rows}
+    left = [cell for cell in chosen if (cell.name, cell.concurrency) not in done]
+    names = [each.name + (f", {each.concurrency} users" if each.concurrency > 1 else "") for each in left]
+    return f"{' and '.join(names)} not measured: the others took more than {ENOUGH_S:.0f} s" if names else ""
+
+
 def _general(rows: Sequence[Measured]) -> Measured:
     alone = [row for row in rows if row.users == 1 and row.workload != agent.NAME]
 

@@ -16,6 +16,7 @@ from stoker.recipes.recipe import Recipe
 from stoker.sizes.weights import WeightBytes
 
 VLLM_SHARE = 0.9  # of memory that vLLM takes unless told otherwise
+LEAST_RESERVE = 0.05  # of the box's memory
 NEAR = 0.15  # files of a format differ from what the planner counts by less than this
 
 
@@ -80,7 +81,7 @@ def box_of(recipe: Recipe, asked: str | None) -> str:
 
 
 def _with_freed(box: Box, freed: int) -> Box:
-    least = 0.05 * box.visible_gib
+    least = LEAST_RESERVE * box.visible_gib
     return replace(box, reserve_gib=max(least, box.reserve_gib - freed / GIB)) if freed else box
 
 
@@ -145,8 +146,11 @@ def _memory(recipe: Recipe, found: Answer) -> int:
 
 def _refusal(recipe: Recipe, found: Answer) -> str:
     budget, ask, box = found.budget, found.ask, found.box
+    needed = sum(item.bytes for item in budget.items if item.name != "reserve")
     largest = sorted(budget.items, key=lambda item: -item.bytes)[:4]
-    items = ", ".join(f"{item.name} {item.bytes / GIB:.1f}" for item in largest)
+    others = box.key == "this"  # whose reserve is what other programs use, and a part that stays free
+    names = {"reserve": "other programs and what stays free"} if others else {}
+    items = ", ".join(f"{names.get(item.name, item.name)} {item.bytes / GIB:.1f}" for item in largest)
     said = (
         f"{recipe.name} does not fit {box.name}: {budget.total / GIB:.1f} GiB are needed and "
         f"{budget.capacity / GIB:.1f} are there, {-budget.free_bytes / GIB:.1f} too few. The largest parts in GiB: "
@@ -156,4 +160,6 @@ def _refusal(recipe: Recipe, found: Answer) -> str:
         return f"{said} {budget.max_context:,} tokens of context would fit {ask.users} users: lower serve.context."
     if budget.max_users:
         return f"{said} {budget.max_users} users of {ask.context:,} tokens would fit: lower serve.users."
+    if others and needed + LEAST_RESERVE * budget.capacity < budget.capacity:
+        return f"{said} It would fit if other programs used less: end some of them."
     return f"{said} `stoker pick --box {box.key}` lists what fits."

@@ -13,7 +13,7 @@ from stoker.recipes import shell
 from stoker.recipes.load import Loaded, is_remote
 from stoker.recipes.recipe import Files
 from stoker.up import build, control, files, state
-from stoker.up.bring_up import Options
+from stoker.up.bring_up import Options, address
 from stoker.up.planning import DoesNotFit, Planned, box_of, plan
 
 HERE = ""  # this machine
@@ -47,7 +47,11 @@ def preview(loaded: Loaded, options: Options) -> Preview:
         problems += engine.problems(recipe)
     except StokerError as error:
         problems.append(str(error))
-    problems += shell.problems(recipe)
+    problems += [*files.missing(loaded), *shell.problems(recipe)]
+    try:
+        control.Control.check(options.name, *address(recipe, options))
+    except StokerError as error:
+        problems.append(str(error))
     try:
         planned = plan(loaded, box_of(recipe, options.box), files.on_disk(loaded, recipe.model))
     except DoesNotFit as error:
@@ -99,8 +103,7 @@ def _before(loaded: Loaded) -> Iterator[Action]:
 
 def _start(loaded: Loaded, options: Options, planned: Planned | None) -> Iterator[Action]:
     recipe = loaded.recipe
-    host = options.host or recipe.serve.host
-    port = recipe.serve.port if options.port is None else options.port
+    host, port = address(recipe, options)
     running = control.Control.find(options.name)
     keeper = control.keeper_command(state.folder(options.name), host, port)
     note = "it runs already" if running else f"it listens on {host}, port {port}, and starts the engine"

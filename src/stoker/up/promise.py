@@ -62,6 +62,8 @@ def _speeds(recipe: Recipe, rows: Sequence[Measured], planned: Planned | None, c
             promised.add((speed.workload, speed.users))
         name = _name(speed.workload, speed.users) + (", end to end" if end_to_end else "")
         kept = value >= SPEED * speed.tokens_per_s if value is not None and comparable else None
+        if comparable and value is None and row and row.failed:
+            kept = False  # whoever asks gets no answer
         yield _line(name, speed.tokens_per_s, value, kept, speed.source, planned, speed.workload, speed.users)
         if speed.tokens_per_step is not None:
             steps = row.tokens_per_step if row else None

@@ -14,7 +14,6 @@ import stoker
 from stoker.engines.engine import Launch
 from stoker.errors import StokerError
 from stoker.up import state
-from stoker.up.journal import write_private
 from stoker.up.logs import masking
 from stoker.up.measure import Measured
 from stoker.up.probe_readings import BoxProbe
@@ -85,10 +84,13 @@ def folder() -> Path:
 def write(receipt: Receipt) -> Path:
     """Into the user's state directory, named by recipe and time."""
     path = folder()
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise state.unwritable(path, error) from error
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     file = path / f"{receipt.recipe.name}-{stamp}.json"
-    write_private(file, without_secrets(receipt))
+    state.write_private(file, without_secrets(receipt))
     return file
 
 

@@ -1,6 +1,7 @@
 """A service on disk: its folder, the lock of commands that change it, and service.json. Nothing secret is in it."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -8,8 +9,9 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 import psutil
@@ -93,6 +95,7 @@ class Service(Struct):
     engines: list[Process] = []
     logs: int = 0  # of instances, numbered
     stopped: bool = False  # by `stoker down`
+    asks_key: bool = False  # of clients: the accepted engine had one in its environment, which is not kept
     version: int = _VERSION
 
 
@@ -119,7 +122,7 @@ def make_folder(name: str) -> Path:
         for each in (path, path.parent):
             each.chmod(0o700)
     except OSError as error:
-        raise StokerError(f"{path} cannot be made: {error.strerror}. Set {HOME} to a folder of yours.") from error
+        raise unwritable(path, error) from error
     return path
 
 
@@ -146,14 +149,35 @@ def read_file(path: Path) -> Service | None:
         ) from error
 
 
-def write(path: Path, service: Service) -> None:
-    """Replaces service.json at once: a reader sees the old or the new one."""
-    new = path.with_suffix(".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(service), indent=2))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+def write(path: Path, service: Service | msgspec.Raw) -> None:
+    """service.json, which must be whole after a loss of power."""
+    write_private(path, service, sync=True)
+
+
+def write_private(path: Path, data: Any, sync: bool = False) -> None:
+    """As JSON, for this user alone, replaced at once: a reader sees the old or the new file. Raises StokerError."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with FileIO(descriptor, "wb") as file:  # unbuffered, so that closing it after an error writes nothing
+            left = memoryview(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+            while left:
+                left = left[file.write(left) :]
+            if sync:
+                os.fsync(descriptor)
+        new.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> StokerError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = f"Make room there and run the same command again, or set {HOME} to a folder on another disk."
+    else:
+        advice = f"Set {HOME} to a folder of yours."
+    return StokerError(f"{path} cannot be written: {error.strerror}. {advice}")
 
 
 @contextlib.contextmanager
@@ -172,16 +196,20 @@ def lock(name: str, command: str) -> Iterator[None]:
 def lock_file(path: Path, command: str, patience_s: float = 0.0) -> Iterator[str | None]:
     """Yields None if the lock was free and is held now, otherwise who holds it."""
     until = time.monotonic() + patience_s
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")  # noqa: SIM115
+    try:
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise unwritable(path, error) from error
     with file:
         while not _try_lock(file):
             if time.monotonic() >= until:
                 yield _holder(file.read())
                 return
             time.sleep(0.02)
-        file.truncate()
-        json.dump({"pid": os.getpid(), "command": command, "since": time.time()}, file)
-        file.flush()
+        said = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), said.encode(), 0)
         yield None
 
 

@@ -1,8 +1,10 @@
 """A service under systemd's user manager, on request: started with the machine, and again if its keeper is killed."""
 
+import getpass
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.errors import StokerError
@@ -15,7 +17,7 @@ After=network-online.target
 [Service]
 ExecStart={command}
 # Secrets of engines, such as STOKER_API_KEY=...; a file that only its user can read.
-EnvironmentFile=-%h/.config/stoker/{name}.env
+EnvironmentFile=-{secrets}
 Environment={environment}
 Restart=on-failure
 RestartSec=2
@@ -45,15 +47,35 @@ def unit_name(name: str) -> str:
 
 
 def unit_file(name: str) -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "systemd" / "user" / unit_name(name)
+    return _config() / "systemd" / "user" / unit_name(name)
+
+
+def _config() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config").absolute()
 
 
 def unit(name: str, command: list[str]) -> str:
     """The text of the unit. It keeps where state and programs are, and no secret."""
     kept = {key: os.environ[key] for key in ("PATH", "STOKER_STATE_HOME", "XDG_STATE_HOME") if key in os.environ}
     environment = " ".join(_quoted(f"{key}={value}") for key, value in kept.items())
-    return _UNIT.format(name=name, command=" ".join(map(_quoted, command)), environment=environment)
+    secrets = str(secrets_file(name)).replace("%", "%%")
+    return _UNIT.format(name=name, command=" ".join(map(_quoted, command)), environment=environment, secrets=secrets)
+
+
+def secrets_file(name: str) -> Path:
+    """What the user writes secrets into that the service needs when it starts by itself."""
+    return _config() / "stoker" / f"{name}.env"
+
+
+def notes(name: str, key: str) -> Iterator[str]:
+    """What is left to the user. `key`: the variable whose value clients must have, if they must."""
+    if key and not secrets_file(name).exists():
+        yield (
+            f"systemd starts the service again without this environment: write {key}=... into {secrets_file(name)}, "
+            "readable for you alone, or it will not start"
+        )
+    if not Path("/var/lib/systemd/linger", getpass.getuser()).exists():
+        yield "it starts when you log in; after `loginctl enable-linger` it starts with the machine"
 
 
 def start(name: str, command: list[str]) -> Started:

@@ -12,7 +12,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
 from stoker.cards import Card, nvidia_cards
-from stoker.engines.engine import Counters, Deployment, Phase, counters
+from stoker.engines.engine import KEYS, Counters, Deployment, Phase, counters
 from stoker.errors import StokerError
 
 log = logging.getLogger("stoker.up")
@@ -20,6 +20,7 @@ log = logging.getLogger("stoker.up")
 TIMING = "STOKER_WATCH"  # environment: JSON with other times, for tests
 POWER_S, POWER_READINGS = 5.0, 12
 LOW_SHARE, LOW_WATTS = 0.12, 20.0  # of a card's limit, and where it states none; decoding draws several times that
+IDLE_SHARE = 0.5  # of the patience with an engine without progress whose card draws no power either
 INNER_RESTARTS = "stoker:engine_restarts_total"  # of Stoker's own engine process within its server
 
 
@@ -66,7 +67,7 @@ class Questions:
 
     def __init__(self, address: str, deployment: Deployment, timing: Timing, keys: Mapping[str, str]) -> None:
         self._address, self._deployment, self._timing = address, deployment, timing
-        key = keys.get("STOKER_API_KEY" if deployment.engine == "stoker" else "VLLM_API_KEY")
+        key = keys.get(KEYS[deployment.engine])
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._session = ClientSession(timeout=ClientTimeout(total=timing.answer_s))
 
@@ -106,11 +107,12 @@ async def watch(
     waiting: Callable[[], int],
     restarted: Callable[[int], None],
     busy: Callable[[bool], None],
+    idle: Callable[[], bool] = lambda: False,
 ) -> None:
     """Watches an engine that is ready until it must be restarted: raises Fault.
 
     `waiting` counts the requests that wait for it, `restarted` is told how often it has restarted its inner engine
-    since the last call, `busy` whether requests run.
+    since the last call, `busy` whether requests run. `idle`: the card draws as little power as if nothing ran on it.
     """
     heard_at = time.monotonic()
     progress = Progress(heard_at)
@@ -118,10 +120,13 @@ async def watch(
     while True:
         await asyncio.sleep(timing.poll_s)
         said = "did not answer /health and /metrics"
+        left = heard_at + timing.silent_s - time.monotonic()
         try:
-            status = await ask.health()
-            recovers = status != 200 and (await ask.ready())[1] is not None
-            found, restarts = await ask.metrics()
+            # Whoever is silent is found when the time is over, and not with the end of the question after that.
+            async with asyncio.timeout(left if left > 0 else None):
+                status = await ask.health()
+                recovers = status != 200 and (await ask.ready())[1] is not None
+                found, restarts = await ask.metrics()
         except (ClientError, OSError, TimeoutError):
             status, recovers = 0, False
         else:
@@ -131,14 +136,15 @@ async def watch(
             count = waiting()
             busy(bool(count or (found and found.running)))
             stalled = progress.see(count, found, time.monotonic())
-            if stalled > deployment.stall_s:
-                allowed = f"{deployment.stall_s:g} s are allowed"
+            limit = deployment.stall_s * (IDLE_SHARE if idle() else 1.0)
+            if stalled > limit:
+                allowed = f"{limit:g} s are allowed" + (" where the card draws little power" if idle() else "")
                 raise Fault(f"no token came for {stalled:.0f} s while requests ran, and {allowed}: it is wedged")
             said = f"answered /health with {status}"
         silent = time.monotonic() - heard_at
         if status == 200:
             heard_at = time.monotonic()
-        elif silent > (deployment.start_timeout_s if recovers else timing.silent_s):
+        elif silent >= (deployment.start_timeout_s if recovers else timing.silent_s):
             raise Fault(f"it {said} for {silent:.0f} s, and {timing.silent_s:g} s are allowed: it is wedged")
 
 
@@ -147,6 +153,7 @@ class Power:
 
     def __init__(self, cards: Callable[[], Sequence[Card]] = nvidia_cards) -> None:
         self.warning = ""
+        self.idle = False  # for a minute in which requests ran
         self._cards = cards
         self._watts: list[float] = []  # of the busiest card, readings since requests run without a pause
 
@@ -159,14 +166,15 @@ class Power:
 
     def read(self, cards: Sequence[Card], busy: bool) -> None:
         if not busy:
-            self._watts = []
+            self._watts, self.idle = [], False
             return
         watts, busiest = max(((card.watts(), card) for card in cards), key=lambda pair: pair[0])
         self._watts = [*self._watts, watts][-POWER_READINGS:]
         limit = busiest.power_limit()
         low = limit * LOW_SHARE if limit else LOW_WATTS
         self.warning = ""
-        if len(self._watts) == POWER_READINGS and 0.0 < max(self._watts) < low:
+        self.idle = len(self._watts) == POWER_READINGS and 0.0 < max(self._watts) < low
+        if self.idle:
             of = f" of {limit:.0f} W" if limit else ""
             self.warning = (
                 f"{busiest.name} drew at most {max(self._watts):.0f} W{of} for a minute in which requests ran: check "

@@ -45,6 +45,42 @@ def test_there_are_ten_recipes_of_each_format():
     assert {name: sum(path.parent.name == name for path in THEIRS) for name in FORMATS} == dict.fromkeys(FORMATS, 10)
 
 
+# The fields that each format documents: a dot leads into a table, * is any name.
+DOCUMENTED = {
+    "sparkrun": (
+        *("recipe_version", "model", "model_revision", "runtime", "container", "min_nodes", "max_nodes", "env"),
+        *(f"defaults.{key}" for key in ("port", "host", "tensor_parallel", "pipeline_parallel", "data_parallel")),
+        *("defaults.gpu_memory_utilization", "defaults.max_model_len", "defaults.served_model_name"),
+        *("defaults.kv_cache_dtype", "command", "runtime_config", "metadata.description", "benchmark"),
+        *("executor_config", "pre_exec", "post_exec", "post_commands", "builder", "readiness.port_timeout_s"),
+        *(f"readiness.{key}" for key in ("health_timeout_s", "inference", "inference_timeout_s")),
+    ),
+    "spark-vllm-docker": (
+        *("recipe_version", "name", "description", "model", "container", "command", "cluster_only", "solo_only"),
+        *("build_args", "mods", "defaults", "env"),
+    ),
+    "vllm-recipes": (
+        *("meta.title", "meta.slug", "model.model_id", "model.min_vllm_version", "model.base_args", "model.base_env"),
+        *("model.docker_image", "features.*.args", "opt_in_features", "variants.*.precision"),
+        *("variants.*.vram_minimum_gb", "variants.*.model_id", "variants.*.extra_args", "variants.*.extra_env"),
+        *("variants.*.hardware_overrides.*.extra_args", "variants.*.hardware_overrides.*.extra_env"),
+        *("compatible_strategies", "strategy_overrides.*.extra_args", "strategy_min_gpus", "dependencies"),
+    ),
+}
+
+
+def has(data, field):
+    first, _, rest = field.partition(".")
+    inner = data.values() if first == "*" else [data[first]] if first in data else []
+    return any(not rest or (isinstance(each, dict) and has(each, rest)) for each in inner)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_documented_field_is_in_one_of_the_ten(format):
+    ten = [yaml.safe_load(path.read_text()) for path in THEIRS if path.parent.name == format]
+    assert [field for field in DOCUMENTED[format] if not any(has(one, field) for one in ten)] == []
+
+
 @pytest.mark.parametrize("path", THEIRS, ids=named)
 def test_a_recipe_of_theirs_is_recognised_and_makes_a_valid_one_of_ours(path):
     found = import_file(path)
@@ -102,7 +138,8 @@ def test_every_key_of_theirs_is_in_ours_or_listed(path):
         "brand_new_key: 17",
         "another: {'deep': [1, 2]}",
     }
-    for key in ("mods", "build_args", "executor_config", "benchmark", "readiness", "stop_after_post"):
+    listed = ("mods", "build_args", "builder", "executor_config", "benchmark", "readiness", "runtime_config")
+    for key in (*listed, "stop_after_post"):
         assert (key in yaml.safe_load(text)) == any(one.what.startswith(f"{key}:") for one in found.notes)
 
 
@@ -157,7 +194,9 @@ def test_settings_of_sparkrun_are_ours():
     ]
     assert "pre_exec[1]" in notes(found["05-hooks"])
     assert "only sparkrun knows {head_ip}" in notes(found["05-hooks"])
-    assert serve["06-from-defaults"].arguments == ["--trust-remote-code", "--quantization", "fp8"]
+    assert serve["06-from-defaults"].arguments == [
+        "--trust-remote-code", "--quantization", "fp8", "--data-parallel-size", "2",
+    ]  # fmt: skip
     assert serve["07-nested-templates"].sampling == {"temperature": 0.7, "top_p": 0.95, "top_k": 20}
     assert serve["07-nested-templates"].template == {"enable_thinking": False, "budget": 1024}
     assert serve["07-nested-templates"].name == "thinker-27b"
