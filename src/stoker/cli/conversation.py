@@ -1,7 +1,6 @@
 """A conversation with an engine, turn by turn. It handles the chat template and thoughts, not the terminal."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -106,6 +105,6 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": reply.answer})
 
 
-def prompt_opens_thought(tokenizer: "Tokenizer", prompt: Sequence[int]) -> bool:
+def prompt_opens_thought(tokenizer: "Tokenizer", prompt: list[int]) -> bool:
     """Whether the chat template has begun a thought, so that the answer starts inside it."""
     return tokenizer.decode(prompt[-8:]).rstrip().endswith(OPEN)
