@@ -19,12 +19,13 @@ import pytest
 import typer
 
 from stoker.cli.main import app
+from stoker.engines.vllm_parser import VLLM
 from stoker.up.control import status
 from stoker.up.systemd import unit_name
 from tests.agents.agents import AGENTS
 from tests.guides.blocks import DOCUMENTS, ROOT, Command, commands, spans
 from tests.guides.hubs import hubs
-from tests.support import situations
+from tests.support import situations, stand_in_vllm
 from tests.support.random_checkpoint import small_drafter_config, write_random_drafter
 from tests.support.services import state_home
 from tests.test_packaging import compile_pins
@@ -38,6 +39,7 @@ REPOSITORIES = {
         folder, small_drafter_config(situations.config_of(vision=False))
     ),
 }
+STAND_INS = ("sudo", "docker", "systemctl", "journalctl", "nvidia-smi", "prometheus", "promtool")
 QUICK_BENCH = "--workload Q\\&A --runs 1 --max-tokens 16"
 QUICK_CHECK = "--items 1 --fresh"
 SMALL_MODEL = "--no-self-test --context 4k --device cpu"
@@ -61,6 +63,15 @@ def _measured(text: str, quick: bool) -> str:
     short = QUICK_CHECK if text.startswith("stoker check") else QUICK_BENCH
     ran = f"{text} {short}" if quick else text
     return f"{ran}; cp result.json before.json; cp result.json after.json" if "--json result.json" in text else ran
+
+
+def _planned(text: str, quick: bool) -> str:
+    """What `stoker up` would do, for a reader's box."""
+    more = [option for option in ("--dry-run", "--box spark") if option.split()[0] not in text]
+    line = " ".join([text, *more])
+    if "mine.toml" in text:  # the boxes that it names are looked at, and no box of that name can be reached
+        return f"{line} >plan.txt || grep -q 'spark-a cannot be reached by ssh' plan.txt"
+    return line
 
 
 def _served(text: str, quick: bool) -> str:
@@ -89,7 +100,7 @@ CLASSES = {
     "measuring": Class(r"stoker (bench|check) http", _measured, "the service that runs here is measured"),
     "dry run": Class(
         r"stoker up ",
-        lambda text, quick: text if "--dry-run" in text else f"{text} --dry-run",
+        _planned,
         "it would download 78 GB; tests/up runs it with stand-ins and with the embedded model",
     ),
     "from a hub": Class(
@@ -113,13 +124,9 @@ CLASSES = {
     "an agent": Class(
         rf"({'|'.join(agent.first[0] for agent in AGENTS.values())})$", _as_it_is, "tests/agents runs the real ones"
     ),
-    "the system": Class(
-        r"(sudo|docker|ssh|systemctl|journalctl|nvidia-smi|prometheus|promtool)\b",
-        _as_it_is,
-        "a stand-in notes what it was asked for",
-    ),
+    "the system": Class(rf"({'|'.join(STAND_INS)})\b", _as_it_is, "a stand-in notes what it was asked for"),
+    "another machine": Class(r"ssh ", lambda text, quick: f"{text} || test $? = 255", "there is none: ssh says so"),
 }
-STAND_INS = ("sudo", "docker", "ssh", "systemctl", "journalctl", "nvidia-smi", "prometheus", "promtool")
 
 
 def class_of(command: Command) -> str:
@@ -149,6 +156,7 @@ def place(root: Path, quick: bool) -> Iterator[Place]:
     write_program(programs / "stoker", f'exec {python} -m {module} "$@"')
     write_program(programs / "python3", f'exec {python} "$@"')
     write_program(programs / "hf", f'exec {python} -c "from huggingface_hub.cli.hf import main; main()" "$@"')
+    write_program(programs / "ssh", "echo 'no such host' >&2; exit 255")
     for name in (*STAND_INS, *(agent.first[0] for agent in AGENTS.values())):
         write_program(programs / name, f'echo "{name} $*" >> {shlex.quote(str(root / "asked.txt"))}')
     with hubs(root / "hub", REPOSITORIES) as endpoint, state_home(home / ".local" / "state" / "stoker"):
@@ -160,11 +168,15 @@ def place(root: Path, quick: bool) -> Iterator[Place]:
             "XDG_CACHE_HOME": str(home / ".cache"),
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "HF_ENDPOINT": endpoint,
+            VLLM: str(stand_in_vllm.install(root / "vllm")),
             "HF_HOME": str(home / ".cache" / "huggingface"),
         }
         for name in ("HF_HUB_OFFLINE", "XDG_STATE_HOME", "STOKER_API_KEY"):
             environment.pop(name, None)
-        up = ["stoker", "up", "demo", "--port", "0", *(() if quick else ("--no-measure",))]
+        more = (
+            ("--box", "spark") if quick else ("--no-measure",)
+        )  # a made-up box has what it takes, whatever else runs here
+        up = ["stoker", "up", "demo", "--port", "0", *more]
         started = subprocess.run(up, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert started.returncode in (0, 1), started.stderr  # 1: a busy machine is slower than was promised
         found = status("default")
