@@ -25,7 +25,9 @@ def exported(heading: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for block in blocks(section(GUIDE, heading)):
         for line in re.findall(r"^export (.+)$", block.text if block.language == "sh" else "", re.M):
-            found.update(word.split("=", 1) for word in shlex.split(line))
+            for word in shlex.split(line):
+                name, _, value = word.partition("=")
+                found[name] = value
     return _addressed(found)
 
 
