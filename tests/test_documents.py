@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-FOLDERS = (".", "docs", "docs/log", "training", "src/stoker/demo")
+FOLDERS = (".", "docs", "docs/guides", "docs/log", "training", "src/stoker/demo")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 ENDING = r"\.(?:json|txt|svg|npz)\b"
 # A path into the results' folder, or a name with the day or the commit it was measured at.

@@ -1,17 +1,43 @@
-"""Four coding agents: the npm package, the settings that point it at a server, and the commands of two turns.
+"""Four coding agents: the npm package, the commands of two turns, and the settings that docs/guides/clients.md gives.
 
-Beside what a user would set, their own traffic to elsewhere (updates, statistics, lists of models) is switched off.
+The settings are read from the guide, so that what people paste is what is tested. They include those that switch the
+agents' own traffic to elsewhere (updates, statistics, lists of models) off.
 """
 
-import json
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.agents.scripted import Script
+from tests.guides.blocks import GUIDES, blocks, section
 
 COMMAND, LINE = "printf 'made by the model\\n' >> made.txt", "made by the model\n"
 ANSWER = "The file made.txt has one more line."
 FIRST, AGAIN = "Add a line to made.txt.", "Do it once more."
+GUIDE = GUIDES / "clients.md"
+ADDRESS = "http://127.0.0.1:8000"  # in the guide
+MODEL = "qwen3.5-122b-hybrid-mtp2"  # likewise
+
+
+def exported(heading: str) -> dict[str, str]:
+    """What the guide tells to export for a program."""
+    found: dict[str, str] = {}
+    for block in blocks(section(GUIDE, heading)):
+        for line in re.findall(r"^export (.+)$", block.text if block.language == "sh" else "", re.M):
+            for word in shlex.split(line):
+                name, _, value = word.partition("=")
+                found[name] = value
+    return _addressed(found)
+
+
+def files(heading: str) -> dict[str, str]:
+    """The files that the guide tells to write for a program, by path in the home folder."""
+    return _addressed({block.file: block.text for block in blocks(section(GUIDE, heading)) if block.file})
+
+
+def _addressed(settings: dict[str, str]) -> dict[str, str]:
+    return {name: text.replace(ADDRESS, "SERVER") for name, text in settings.items()}
 
 
 @dataclass(frozen=True)
@@ -24,7 +50,6 @@ class Agent:
     again: tuple[str, ...]  # and of one that goes on with the session
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)  # by path in the home folder
-    server: tuple[str, ...] = ()  # options
     titles: int = 0  # answers that it asks for before those of a first turn
     omitted: frozenset[str] = frozenset()  # what it offers and the server leaves out
 
@@ -34,12 +59,8 @@ CLAUDE_CODE = Agent(
     Script("Bash", {"command": COMMAND, "description": "Add a line"}, ANSWER),
     ("claude", "-p", FIRST, "--allowedTools", "Bash"),
     ("claude", "-p", AGAIN, "--continue", "--allowedTools", "Bash"),
-    environment={
-        "ANTHROPIC_BASE_URL": "SERVER",
-        "ANTHROPIC_AUTH_TOKEN": "none",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    },
-    server=("--any-model",),
+    environment=exported("Claude Code"),
+    files=files("Claude Code"),
 )
 
 # Its sandbox is off: whether one can be made depends on the machine, and the command is our own.
@@ -49,24 +70,8 @@ CODEX = Agent(
     Script("exec_command", {"cmd": COMMAND}, ANSWER),
     (*_EXEC, FIRST),
     (*_EXEC, "resume", "--last", AGAIN),
-    files={
-        ".codex/config.toml": """\
-model = "stoker"
-model_provider = "stoker"
-check_for_update_on_startup = false
-
-[model_providers.stoker]
-name = "Stoker"
-base_url = "SERVER/v1"
-wire_api = "responses"
-
-[analytics]
-enabled = false
-
-[feedback]
-enabled = false
-"""
-    },
+    environment=exported("Codex"),
+    files=files("Codex"),
     omitted=frozenset({"tool:web_search"}),
 )
 
@@ -75,16 +80,8 @@ QWEN_CODE = Agent(
     Script("run_shell_command", {"command": COMMAND, "is_background": "false"}, ANSWER),
     ("qwen", "-p", FIRST, "--yolo"),
     ("qwen", "-p", AGAIN, "--continue", "--yolo"),
-    environment={"OPENAI_BASE_URL": "SERVER/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "stoker"},
-    files={
-        ".qwen/settings.json": json.dumps(
-            {
-                "general": {"enableAutoUpdate": False},
-                "privacy": {"usageStatisticsEnabled": False},
-                "telemetry": {"enabled": False},
-            }
-        )
-    },
+    environment=exported("Qwen Code"),
+    files=files("Qwen Code"),
 )
 
 OPENCODE = Agent(
@@ -92,23 +89,9 @@ OPENCODE = Agent(
     Script("bash", {"command": COMMAND, "description": "Add a line"}, ANSWER),
     ("opencode", "run", FIRST),
     ("opencode", "run", "--continue", AGAIN),
-    environment={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
-    files={
-        ".config/opencode/opencode.json": json.dumps(
-            {
-                "model": "stoker/stoker",
-                "provider": {
-                    "stoker": {
-                        "npm": "@ai-sdk/openai-compatible",
-                        "name": "Stoker",
-                        "options": {"baseURL": "SERVER/v1"},
-                        "models": {"stoker": {"name": "stoker"}},
-                    }
-                },
-                "autoupdate": False,
-                "share": "disabled",
-            }
-        )
-    },
+    environment=exported("opencode"),
+    files=files("opencode"),
     titles=1,
 )
+
+AGENTS = {"Claude Code": CLAUDE_CODE, "Codex": CODEX, "Qwen Code": QWEN_CODE, "opencode": OPENCODE}

@@ -14,20 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.agents import ANSWER, CLAUDE_CODE, CODEX, COMMAND, LINE, OPENCODE, QWEN_CODE, Agent
+from stoker.up.clients import settings
+from tests.agents.agents import AGENTS, ANSWER, CLAUDE_CODE, COMMAND, GUIDE, LINE, MODEL, Agent
 from tests.agents.network import loopback_only
 from tests.agents.scripted import write_scripted_checkpoint
 from tests.server.clients.npm import installed
 from tests.server.running import Running
 
 PATIENCE_S = 240.0  # for one turn on a loaded machine
-# One for each API; the last speaks the same as the one before.
-EACH = [
-    pytest.param(CLAUDE_CODE, id="Claude Code"),
-    pytest.param(CODEX, id="Codex"),
-    pytest.param(QWEN_CODE, id="Qwen Code"),
-    pytest.param(OPENCODE, id="opencode"),
-]
+EACH = [pytest.param(agent, id=name) for name, agent in AGENTS.items()]
 
 
 class Session:
@@ -90,10 +85,10 @@ class Session:
 @contextmanager
 def session(agent: Agent, place: Path, *options: str) -> Iterator[Session]:
     installed(agent.package)  # while npm can be reached
-    model = place / "stoker"  # the folder's name is the model's
+    model = place / "model"
     write_scripted_checkpoint(model, agent.script)
     with loopback_only():
-        server = Running("--model", str(model), *agent.server, *options)
+        server = Running("--model", str(model), "--served-model-name", MODEL, *options)
         try:
             yield Session(agent, place, server.wait())
         finally:
@@ -106,6 +101,23 @@ def test_nobody_but_this_machine_can_be_reached() -> None:
             pytest.skip("a network namespace takes root on Linux; agents run with their outbound settings off alone")
         with pytest.raises(OSError, match="unreachable"):
             socket.create_connection(("192.0.2.1", 80), timeout=5.0)
+
+
+def test_the_guide_gives_every_agent_the_server_and_the_model_and_names_the_versions_that_are_tested() -> None:
+    guide = GUIDE.read_text(encoding="utf-8")
+    for name, agent in AGENTS.items():
+        given = "\n".join([*agent.environment.values(), *agent.files.values()])
+        assert "SERVER" in given, name
+        assert MODEL in given, name
+        assert f"{name} {agent.package.rpartition('@')[2]}" in guide
+
+
+def test_the_guide_says_what_stoker_up_prints() -> None:
+    guide = " ".join(GUIDE.read_text(encoding="utf-8").replace("\\\n", "").split())
+    for program, text in settings("http://127.0.0.1:8000", MODEL, 131072, key=False).items():
+        lines = [line.partition("   #")[0].removesuffix("\\").strip() for line in text.split("\n")]
+        missing = [line for line in lines if not line.startswith("#") and " ".join(line.split()) not in guide]
+        assert not missing, f"{program}: {missing}"
 
 
 @pytest.mark.parametrize("agent", EACH)

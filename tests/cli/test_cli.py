@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker import __version__ as version
 from stoker.cli.extras import install_command
+from stoker.cli.generate import Answer
 from tests.support.random_checkpoint import small_config, small_drafter_config, write_random_drafter
 
 KEYS = {
@@ -40,6 +42,40 @@ def test_a_terminal_that_holds_ascii_alone_gets_text_and_no_traceback(arguments:
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 2)
     assert (done.stdout + done.stderr).isascii()
+
+
+def test_on_such_a_terminal_a_prediction_still_reads_as_one_and_accents_are_dropped() -> None:
+    replacing = "from stoker.cli.progress import replace_unencodable as r; r(); print('≈ 40 tok/s · Árvíz ✓ 中')"
+    done = subprocess.run(
+        [sys.executable, "-c", replacing],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.stdout == "~ 40 tok/s . Arviz + ?\n"
+
+
+def test_the_version_is_the_packages() -> None:
+    assert stoker("--version").stdout == f"stoker {version}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("stoker pl", "plan"), ("stoker serve --con", "--context"), ("stoker recipe i", "import")]
+)
+def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    done = stoker(_STOKER_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    assert done.stdout.split() == [expected]
+
+
+def test_the_script_that_sets_completion_up_is_shown_and_calls_stoker() -> None:
+    done = stoker("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "_STOKER_COMPLETE=complete_bash" in done.stdout
+    assert done.stdout.rstrip().endswith("stoker")
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder where even root cannot write: /proc")
+def test_a_page_that_cannot_be_written_after_all_is_a_sentence() -> None:
+    done = stoker("plan", "122b", "--box", "spark", "--html", "/proc/page.html")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "error: /proc/page.html cannot be written" in done.stderr
 
 
 def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
@@ -121,6 +157,28 @@ def test_chat_wraps_the_prompt_in_the_template(checkpoints: dict[str, Path]) -> 
     assert done.returncode == 0, done.stderr
     # <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n, markup as one token each
     assert json.loads(done.stdout)["prompt_tokens"] == 5 + 1 + 2 + 1 + 1 + 1 + 10 + 1 + 2 + 1 + 2
+
+
+@pytest.mark.parametrize("thinking", [True, False], ids=["the template opened the thought", "the model opened it"])
+def test_in_a_chat_only_the_answer_is_on_stdout_and_tags_are_nowhere(
+    thinking: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ("" if thinking else "<think>\n") + "Seven times eight.\n</think>\n\n56"
+    for size in (1, 3, len(said)):
+        answer = Answer(True, thinking, quiet=False)
+        for start in range(0, len(said), size):
+            answer.push(said[start : start + size])
+        answer.finish()
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == ("56", "Seven times eight.\n\n")
+        assert (answer.text, answer.thought) == ("56", "Seven times eight.")
+
+
+def test_without_a_chat_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(False, False, quiet=False)
+    answer.push("<think> is a tag")
+    answer.finish()
+    assert capsys.readouterr().out == "<think> is a tag"
 
 
 def test_a_mistake_is_one_sentence_and_exit_code_2_and_debug_shows_the_traceback() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.bench.suites import NAMES, Options
-from stoker.cli.progress import check_writable, error_console, output_console
-from stoker.errors import BenchError
+from stoker.cli.counts import context as count_context
+from stoker.cli.counts import tokens
+from stoker.cli.progress import check_writable, error_console, output_console, write_result
+from stoker.errors import BenchError, RequestError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,10 +51,10 @@ def bench(
     concurrency: Annotated[str, typer.Option(help="Streams at a time, e.g. 1,2,4 (mix, depth, sweep, soak).")] = "",
     rate: Annotated[str, typer.Option(help="Requests per second, e.g. 0.5,1,2 (sweep), arriving at random.")] = "",
     seconds: Annotated[float | None, typer.Option(help="How long each round lasts (mix, sweep, soak).")] = None,
-    depths: Annotated[str, typer.Option(help="Tokens of context, e.g. 0,4096,32768 (depth).")] = "",
+    depths: Annotated[str, typer.Option(help="Tokens of context, e.g. 0,4096,32k (depth).")] = "",
     pp: Annotated[int, typer.Option(help="Tokens of the prompt behind the context (depth).")] = DEFAULTS.pp,
     tg: Annotated[int, typer.Option(help="Tokens of the answer, at most (depth).")] = DEFAULTS.tg,
-    history: Annotated[str, typer.Option(help="Tokens of history agent turns are measured at, e.g. 8000,32000.")] = "",
+    history: Annotated[str, typer.Option(help="Tokens of history agent turns are measured at, e.g. 8000,32k.")] = "",
     tool_share: Annotated[
         float, typer.Option(help="Share of agent turns that ask for a tool call.")
     ] = DEFAULTS.tool_share,
@@ -64,7 +66,14 @@ def bench(
     tokenizer: Annotated[
         Path | None, typer.Option(help="The model's tokenizer.json, for servers without /tokenize.")
     ] = None,
-    context: Annotated[int | None, typer.Option(help="The server's context length, where it does not tell.")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            parser=count_context,
+            metavar="TOKENS",
+            help="The server's context length, as 131072 or 128k, where it does not tell.",
+        ),
+    ] = None,
     body: Annotated[str, typer.Option(help='JSON added to every request, e.g. {"chat_template_kwargs":{...}}.')] = "",
     timeout: Annotated[float, typer.Option(help="Give a request up when nothing arrives for so many seconds.")] = 300.0,
     api_key: Annotated[
@@ -84,8 +93,8 @@ def bench(
         concurrency=tuple(_numbers(concurrency, "--concurrency", int)),
         rates=tuple(_numbers(rate, "--rate", float)),
         seconds=seconds,
-        depths=tuple(_numbers(depths, "--depths", int)),
-        histories=tuple(_numbers(history, "--history", int)),
+        depths=tuple(_numbers(depths, "--depths", _depth)),
+        histories=tuple(_numbers(history, "--history", _depth)),
         tool_share=tool_share,
         workloads=tuple(workload or ()),
         max_tokens=max_tokens,
@@ -146,7 +155,7 @@ def write(
         files[json_file] = document.to_json
     for path, render in files.items():
         if path is not None:
-            path.write_text(render(found), encoding="utf-8")
+            write_result(path, render(found))
             out.print(f"wrote {path}", markup=False)
     if to_stdout:
         sys.stdout.write(document.to_json(found))
@@ -230,10 +239,14 @@ def _partial(json_file: Path) -> Path:
     return json_file.with_name(f"{json_file.name}.partial")
 
 
-def _numbers(text: str, option: str, kind: type) -> list[Any]:
+def _depth(text: str) -> int:
+    return 0 if text == "0" else tokens(text, "")
+
+
+def _numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         found = [kind(part) for part in text.replace(" ", "").split(",") if part]
-    except ValueError as error:
+    except (ValueError, RequestError) as error:
         raise BenchError(f"{option} {text!r} is no list of numbers like 1,2,4") from error
     if any(value < 0 for value in found):
         raise BenchError(f"{option} {text!r} has a negative number in it")

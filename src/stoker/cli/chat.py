@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.counts import context as count_context
 from stoker.cli.extras import DEVICES, need_engine
 from stoker.cli.progress import error_console, output_console, phase_progress
 from stoker.demo import checkpoint_at
@@ -46,7 +47,12 @@ def chat(
     top_k: Annotated[int, typer.Option(help="Sample from that many likeliest tokens; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "none",
-    context: Annotated[int, typer.Option(help="Tokens of conversation to make room for.")] = 8192,
+    context: Annotated[
+        int,
+        typer.Option(
+            parser=count_context, metavar="TOKENS", help="Tokens of conversation to make room for, as 8192 or 8k."
+        ),
+    ] = 8192,
     device: Annotated[str, typer.Option(help=DEVICES)] = "auto",
     no_think: Annotated[bool, typer.Option("--no-think", help="Ask the model to answer without thinking.")] = False,
 ) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stoker.cli.progress import check_writable, error_console, output_console
+from stoker.cli.counts import context as count_context
+from stoker.cli.progress import check_writable, error_console, output_console, write_result
 from stoker.errors import BenchError
 
 if TYPE_CHECKING:
@@ -45,7 +46,14 @@ def check(
     tokenizer: Annotated[
         Path | None, typer.Option(help="The model's tokenizer.json, for servers without /tokenize.")
     ] = None,
-    context: Annotated[int | None, typer.Option(help="The server's context length, where it does not tell.")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            parser=count_context,
+            metavar="TOKENS",
+            help="The server's context length, as 131072 or 128k, where it does not tell.",
+        ),
+    ] = None,
     body: Annotated[str, typer.Option(help='JSON added to every request, e.g. {"top_k": 1}.')] = "",
     timeout: Annotated[float, typer.Option(help="Give a request up when nothing arrives for so many seconds.")] = 300.0,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
@@ -101,7 +109,7 @@ def write(found: "Document", json_file: Path | None, out: "Console") -> None:
     if to_stdout:
         sys.stdout.write(document.to_json(found))
     elif json_file is not None:
-        json_file.write_text(document.to_json(found), encoding="utf-8")
+        write_result(json_file, document.to_json(found))
         out.print(f"wrote {json_file}", markup=False)
 
 

@@ -94,8 +94,7 @@ class Conversation:
         boundary = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, said, strict=False)))
         sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
         stream = self._engine.submit(prompt, sampling, self._depth, (boundary,))
-        thinking = self._tokenizer.decode(prompt[-8:]).rstrip().endswith(OPEN)
-        return Reply(stream, self._tokenizer, thinking)
+        return Reply(stream, self._tokenizer, prompt_opens_thought(self._tokenizer, prompt))
 
     def keep(self, text: str, reply: Reply) -> None:
         """Adds a finished or stopped turn to the conversation, without thoughts. A question that was stopped before its
@@ -104,3 +103,8 @@ class Conversation:
         if reply.answer or not reply.stopped:
             self.messages.append({"role": "user", "content": text})
             self.messages.append({"role": "assistant", "content": reply.answer})
+
+
+def prompt_opens_thought(tokenizer: "Tokenizer", prompt: list[int]) -> bool:
+    """Whether the chat template has begun a thought, so that the answer starts inside it."""
+    return tokenizer.decode(prompt[-8:]).rstrip().endswith(OPEN)

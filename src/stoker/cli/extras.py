@@ -38,4 +38,4 @@ def install_command(extra: str) -> str:
     clone = Path(stoker.__file__).parents[2]
     if (clone / "pyproject.toml").is_file():
         return f"{shlex.quote(sys.executable)} -m pip install -e {shlex.quote(f'{clone}[{extra}]')}"
-    return f"pip install '.[{extra}]' in a clone of Stoker"
+    return f"pip install -e '.[{extra}]' in a clone of Stoker"

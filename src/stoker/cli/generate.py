@@ -10,6 +10,7 @@ import typer
 from stoker.cli.extras import DEVICES, need_engine
 from stoker.cli.progress import error_console, phase_progress
 from stoker.demo import checkpoint_at
+from stoker.server.output.answer import ReasoningSplitter
 from stoker.speculate.choice import FORMS, DraftChoice
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def generate(
     need_engine()
     from stoker.backends.device import choose_device
     from stoker.backends.family import PAGE_SIZE
+    from stoker.cli.conversation import prompt_opens_thought
     from stoker.engine.config import EngineConfig, check_request
     from stoker.engine.event import AUTO
     from stoker.engine.tokenizer import Tokenizer
@@ -63,7 +65,8 @@ def generate(
     prefill_s = decode_s = 0.0
     steps = 0
     produced: list[int] = []
-    stream, text = tokenizer.stream(sampling.stop), ""
+    stream = tokenizer.stream(sampling.stop)
+    answer = Answer(chat, chat and prompt_opens_thought(tokenizer, ids), quiet=as_json)
     while not engine.idle:
         started, decoding = time.perf_counter(), bool(produced)
         events = engine.step()
@@ -75,18 +78,17 @@ def generate(
         for event in events:
             for token in event.tokens:
                 produced.append(token)
-                piece = stream.push(token)
-                text += piece
-                if not as_json:
-                    typer.echo(piece, nl=False)
+                answer.push(stream.push(token))
             if event.failure:
                 raise event.failure
-    rest = stream.flush()
+    answer.push(stream.flush())
+    answer.finish()
     steps_per_s = steps / decode_s if steps else 0.0
     accepted = (len(produced) - 1) / steps if steps else 0.0
     if as_json:
         result = {
-            "text": text + rest,
+            "text": answer.text,
+            **({"reasoning": answer.thought} if chat else {}),
             "token_ids": produced,
             "prompt_tokens": len(ids),
             "completion_tokens": len(produced),
@@ -97,12 +99,38 @@ def generate(
         }
         typer.echo(json.dumps(result))
         return
-    typer.echo(rest)
+    typer.echo()
     typer.echo(
         f"{len(ids)} tokens in, {len(produced)} out; prefill {prefill_s:.2f} s, "
         f"then {steps_per_s * accepted:.1f} tokens/s at {accepted:.2f} tokens per step",
         err=True,
     )
+
+
+class Answer:
+    """Text as it is made. In a chat thoughts go to stderr, the answer to stdout, and the tags around them nowhere."""
+
+    def __init__(self, chat: bool, thinking: bool, quiet: bool) -> None:
+        self._splitter = ReasoningSplitter(thinking) if chat else None
+        self._quiet = quiet
+        self.text = self.thought = ""
+
+    def push(self, piece: str) -> None:
+        self._show(*(self._splitter.push(piece) if self._splitter else ("", piece)))
+
+    def finish(self) -> None:
+        if self._splitter:
+            self._show(*self._splitter.flush())
+
+    def _show(self, thought: str, text: str) -> None:
+        if not self._quiet:
+            if thought:
+                typer.secho(thought, nl=False, err=True, dim=True)
+            if text and self.thought + thought and not self.text:
+                typer.echo("\n", err=True)
+            typer.echo(text, nl=False)
+        self.thought += thought
+        self.text += text
 
 
 def _built(spec: "Buildable") -> "Engine":

@@ -18,6 +18,9 @@ COMMANDS = (
 )
 
 
+NAME = "stoker"  # in help and in the scripts of shell completion, however the program was started
+
+
 class Commands(TyperGroup):
     """Imports a command only when it runs, so that `stoker plan` does not wait for the imports of `stoker bench`."""
 
@@ -33,16 +36,17 @@ class Commands(TyperGroup):
                 if alone is None:
                     alone = typer.Typer(add_completion=False)
                     alone.command(name)(getattr(module, name))
-                self.add_command(typer.main.get_command(alone), name)
+                command = typer.main.get_command(alone)
+                command.name = name  # what help lists
+                self.add_command(command, name)
         return super().get_command(ctx, cmd_name)
 
 
 app = typer.Typer(
-    name="stoker",
+    name=NAME,
     cls=Commands,
     help="Runs a 120B-class mixture-of-experts model on one desk-side box, as fast as its memory bus allows.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -69,7 +73,7 @@ def run() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     replace_unencodable()
     try:
-        app(arguments)
+        app(arguments, prog_name=NAME)
     except StokerError as error:
         if debug:
             raise

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.progress import check_writable, output_console
+from stoker.cli.counts import tokens
+from stoker.cli.progress import check_writable, output_console, write_result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def plan(
     if html:
         from stoker.report.plan import page
 
-        html.write_text(page(found), encoding="utf-8")
+        write_result(html, page(found))
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
         return
@@ -83,18 +84,6 @@ def plan(
             console.print(line, markup=False, soft_wrap=True)
     if html:
         console.print(f"\nWrote {html}.", markup=False)
-
-
-def tokens(text: str) -> int:
-    """131072, 128k (131,072) or 1m."""
-    from stoker.errors import RequestError
-
-    plain = text.strip().lower().replace(",", "").replace("_", "")
-    scale = {"k": 1 << 10, "m": 1 << 20}.get(plain[-1:], 1)
-    number = plain[:-1] if scale > 1 else plain
-    if not number.replace(".", "", 1).isdecimal() or not 1 <= float(number) * scale <= 1 << 30:
-        raise RequestError(f"--context {text} is no number of tokens; write 131072 or 128k.")
-    return int(float(number) * scale)
 
 
 def share(utilization: float | None) -> float | None:

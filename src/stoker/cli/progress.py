@@ -3,9 +3,11 @@
 rich is imported where something is printed, so that --json does not wait for its import.
 """
 
+import codecs
 import io
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,11 +59,32 @@ def check_writable(*files: Path | None) -> None:
             raise RequestError(f"{file} cannot be written: this user may not write there.")
 
 
+def write_result(file: Path, text: str) -> None:
+    """Writes a result file. What `check_writable` cannot foresee, such as a full disk, is a sentence too."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{file} cannot be written: {error.strerror or error}.") from error
+
+
 def replace_unencodable() -> None:
-    """Replaces characters that stdout and stderr cannot encode by question marks, instead of failing."""
+    """Writes characters that stdout and stderr cannot encode as similar ones that they can, instead of failing."""
+    codecs.register_error("similar", _similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="similar")
+
+
+# One character for one, so that columns stay in line.
+SIMILAR = str.maketrans("≈·–—−×→←≤≥✓✗…±µ█░■●•“”‘’│─", "~.---x><<>+x.~u#.#**\"\"''|-")
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    """Accents are dropped; what resembles nothing becomes a question mark."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(SIMILAR)
+    plain = (unicodedata.normalize("NFKD", character)[0] for character in text)
+    return "".join(character if character.isascii() else "?" for character in plain), error.end
 
 
 def byte_progress(console: "Console") -> "Progress":

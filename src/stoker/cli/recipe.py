@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stoker.cli.progress import check_writable, error_console, say_error
+from stoker.cli.progress import check_writable, error_console, say_error, write_result
 from stoker.errors import RequestError, StokerError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _import_one(source: Path, wanted: "Wanted", out: Path | None, force: bool, a
     _say_notes(str(source), found.notes)
     _say_steps(found.recipe)
     if out:
-        out.write_text(found.text, encoding="utf-8")
+        write_result(out, found.text)
     if as_json:
         typer.echo(json.dumps(_imported(source, found, out), indent=2))
     elif not out:
@@ -105,7 +105,7 @@ def _import_folder(folder: Path, wanted: "Wanted", out: Path | None, force: bool
         _say_notes(str(path), found.notes)
         _say_steps(found.recipe)
         if target:
-            target.write_text(found.text, encoding="utf-8")
+            write_result(target, found.text)
         results.append(_imported(path, found, target))
     failed = sum("error" in result for result in results)
     if as_json:
@@ -180,7 +180,7 @@ def export_recipe(
     found = export(loaded.recipe, to)
     _say_notes(loaded.recipe.name, found.notes)
     if out:
-        out.write_text(found.text, encoding="utf-8")
+        write_result(out, found.text)
     if as_json:
         document = {
             "recipe": loaded.recipe.name,

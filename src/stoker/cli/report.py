@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli.progress import check_writable, error_console, output_console
+from stoker.cli.progress import check_writable, error_console, output_console, write_result
 from stoker.errors import BenchError
 
 
@@ -63,5 +63,5 @@ def _receipts(files: list[Path], json_file: Path | None) -> None:
     if to_stdout:
         typer.echo(document, nl=False)
     elif json_file:
-        json_file.write_text(document, encoding="utf-8")
+        write_result(json_file, document)
         console.print(f"wrote {json_file}", markup=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stoker.cli.counts import context as count_context
 from stoker.cli.extras import DEVICES, need_server
 from stoker.cli.progress import error_console
 from stoker.demo import checkpoint_at
@@ -41,7 +42,12 @@ def serve(
     ] = None,
     draft: Annotated[str, typer.Option(help=f"{FORMS}. Changes the speed, never the text.")] = "auto",
     context: Annotated[
-        int | None, typer.Option(help="Most tokens of one request, including the answer; by default the model's.")
+        int | None,
+        typer.Option(
+            parser=count_context,
+            metavar="TOKENS",
+            help="Most tokens of one request, including the answer, as 131072 or 128k; by default the model's.",
+        ),
     ] = None,
     users: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 8,
     kv_dtype: Annotated[str | None, typer.Option(help="How keys and values are stored: bf16, fp32 or fp8.")] = None,

@@ -24,7 +24,7 @@ from stoker.bench.run import Runner
 from stoker.bench.suites import Cell, Options, Plan, plan
 from stoker.bench.target import Target
 from stoker.bench.workloads import Prompt
-from stoker.cli.progress import say_error
+from stoker.cli.progress import check_writable, replace_unencodable, say_error, write_result
 from stoker.demo import prompts
 from stoker.demo.servers import serving
 from stoker.errors import StokerError
@@ -83,8 +83,8 @@ def main() -> None:
     )
     for line in (*figures.turns(found), *figures.throughput(found), figures.noise(found)):
         console.print(line, markup=False, style="dim")
-    PAGE.write_text(html_report(found), encoding="utf-8")
-    RESULT.write_text(document.to_json(found), encoding="utf-8")
+    write_result(PAGE, html_report(found))
+    write_result(RESULT, document.to_json(found))
     console.print(f"\nThe whole report: {PAGE} (every request: {RESULT}). Yours: stoker bench URL --html report.html")
 
 
@@ -148,7 +148,9 @@ def _table(rows: list[Workload], tokens: Tokens) -> Table:
 
 def run() -> None:
     """Entry point. A server that does not start is one sentence with what it said, and exit code 2."""
+    replace_unencodable()
     try:
+        check_writable(PAGE, RESULT)
         main()
     except StokerError as error:
         say_error(error)

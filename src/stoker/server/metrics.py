@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+REFUSALS = ("not_ready", "memory", "queue_full")
 FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abort", Finish.ERROR: "error"}
 
 
@@ -64,6 +65,8 @@ class Metrics:
         self.decode_s = self._histogram("vllm:request_decode_time_seconds", "From there to the end.")
         for finish in Finish:
             self._finished.labels(*self._values, FINISHES[finish])
+        for reason in REFUSALS:  # a series that begins at 1 has not increased
+            self._refused.labels(*self._values, reason)
 
     def watch(self, read: Callable[[], "Iterator[tuple[str, str, float]]"]) -> None:
         """Registers gauges that are read at each scrape: name, help, value."""

@@ -122,6 +122,7 @@ class Supervisor:
         try:
             if self._self_test:
                 self._enter("self-test")
+                log.info("self-test")
                 await self._self_test(engine)
             tested = [PhaseTime("self-test", time.monotonic() - loaded_at)] if self._self_test else []
             before = [PhaseTime("planning", _age() - (time.monotonic() - began))] if self.starts == 1 else []
