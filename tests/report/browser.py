@@ -9,7 +9,7 @@ CHROMIUM = shutil.which("chromium")
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here: install it (Debian: apt-get install chromium)"
 )
-VIEWS = [("light", 1100), ("dark", 390)]
+VIEWS = [("light", 1280), ("dark", 390)]
 GROUNDS = {"light": "rgb(251, 250, 248)", "dark": "rgb(20, 23, 26)"}
 
 
@@ -36,12 +36,18 @@ def charts_drawn(html: str, scheme: str, width: int, folder: Path) -> int:
             "  [...svg.querySelectorAll('text')].filter(text => !inside(text.getBBox())).map(text => text.textContent)"
             "];})"
         )
+        hidden = page.evaluate(
+            "[...document.querySelectorAll('h1, p, pre, td, .scroll, .card, .card *, figcaption')]"
+            ".filter(each => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== 'inline')"
+            ".map(each => each.textContent.trim().slice(0, 60))"
+        )
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         sideways = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         browser.close()
     assert said == []
     assert all(marks > 0 for marks, _ in drawn)
     assert [words for _, cut in drawn for words in cut] == [], "cut off at the edge of a chart"
+    assert hidden == [], "wider than the place it has"
     assert sideways <= 0
     assert ground == GROUNDS[scheme]
     return len(drawn)

@@ -40,7 +40,7 @@ def locked() -> Iterator[Running]:
 
 PATHS = (
     ("GET", "/"),
-    ("GET", "/page/page.js"),
+    ("GET", "/page/app.js"),
     ("GET", "/state"),
     ("GET", "/ready"),
     ("GET", "/metrics"),
@@ -248,8 +248,8 @@ def test_any_model_name_is_answered_where_that_is_asked_for() -> None:
 
 def test_the_page_may_load_nothing_from_elsewhere(shared: Running) -> None:
     page = shared.get("/")
-    assert "default-src 'self'" in page.headers["content-security-policy"]
-    for name in ("/", "/page/page.js", "/page/page.css"):
+    assert "default-src 'none'; script-src 'self'" in page.headers["content-security-policy"]
+    for name in ("/", "/page/app.js", "/page/page.css"):
         assert "http://" not in shared.get(name).text.replace("http://www.w3.org", "")
         assert "https://" not in shared.get(name).text
 

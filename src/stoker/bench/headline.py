@@ -38,7 +38,7 @@ def headline(
     if not complete:
         text = f"Interrupted. {text}"
     noise = median([n for w in found if (n := noise_of(w)) is not None])
-    general, agents = _general(found, servers[0]), _agents(found, servers[0])
+    general, agents = general_rows(found, servers[0]), agent_rows(found, servers[0])
     return Headline(
         text=text,
         completed=done,
@@ -64,7 +64,7 @@ def warnings(
         if w.quality
     ]
     if broken:
-        lines.append(f"Do not trust the speeds of {', '.join(broken)}: answers are broken.")
+        lines.append(f"Answers are broken on {', '.join(broken)}: speeds of those rows say nothing.")
     if any("estimate" in w.count_source for w in found):
         lines.append(
             "Tokens are estimated from chunks: the server sent no usage and no token ids and has no /tokenize. Such "
@@ -115,7 +115,7 @@ def warnings(
 
 
 def _sentence(server: str, found: Sequence[Workload], points: Sequence[Turn], named: bool) -> str:
-    general, agents = _general(found, server), _agents(found, server)
+    general, agents = general_rows(found, server), agent_rows(found, server)
     parts = []
     speed = median(known(w.decode_tokens_per_s for w in general))
     if speed is not None:
@@ -148,13 +148,13 @@ def _sentence(server: str, found: Sequence[Workload], points: Sequence[Turn], na
     return f"{server}: {text}" if named else text[0].upper() + text[1:]
 
 
-def _general(found: Sequence[Workload], server: str) -> list[Workload]:
+def general_rows(found: Sequence[Workload], server: str) -> list[Workload]:
     """One stream, cold or the user's own prompts, sound answers, no agent."""
     single = [w for w in found if w.server == server and w.concurrency == 1 and w.rate is None and w.quality_ok]
     return [w for w in single if w.name != agent.NAME and w.variant in ("cold", "own") and not w.depth and w.completed]
 
 
-def _agents(found: Sequence[Workload], server: str) -> list[Workload]:
+def agent_rows(found: Sequence[Workload], server: str) -> list[Workload]:
     sound = [w for w in found if w.server == server and w.quality_ok and w.completed]
     return [w for w in sound if w.name == agent.NAME and w.variant == "warm"]
 

@@ -27,13 +27,14 @@ from stoker.bench.workloads import Prompt
 from stoker.cli.progress import check_writable, replace_unencodable, say_error, write_result
 from stoker.demo import prompts
 from stoker.demo.servers import serving
+from stoker.demo.story import story
 from stoker.errors import StokerError
 from stoker.report import figures
 from stoker.report.bench import html_report
 
 PLAIN, ADAPTIVE = "plain", "adaptive"
 METHODS = {PLAIN: "none", "MTP-3": "mtp:3", "DFlash-12": "dflash:12", ADAPTIVE: "auto"}
-KINDS = ("JSON", "code", "prose", "agent")
+KINDS = {"JSON": "JSON", "code": "code", "prose": "prose", "tool calls": "agent"}  # and their names in prompts.json
 PER_KIND, TOKENS = 3, 128
 PAGE, RESULT = Path("demo-report.html"), Path("demo-report.json")
 
@@ -77,13 +78,15 @@ def main() -> None:
         "loses there; adaptive drafting gives up and stays near plain decoding.\n"
     )
     same, of = (sum(pair) for pair in zip(*_identities(tokens), strict=True))
+    told = story(found.workloads, list(KINDS), PLAIN, ADAPTIVE, same, of)
+    console.print(f"{told.heading}\n", style="bold")
     console.print(
         f"tokens identical: {same} of {of} (every drafting server against the plain one). Measured here over HTTP, one "
         f"stream, greedy, {PER_KIND} unseen prompts of each kind, up to {TOKENS} tokens, decoding only, in turns."
     )
     for line in (*figures.turns(found), *figures.throughput(found), figures.noise(found)):
         console.print(line, markup=False, style="dim")
-    write_result(PAGE, html_report(found))
+    write_result(PAGE, html_report(found, told))
     write_result(RESULT, document.to_json(found))
     console.print(f"\nThe whole report: {PAGE} (every request: {RESULT}). Yours: stoker bench URL --html report.html")
 
@@ -92,8 +95,8 @@ async def _measure(servers: dict[str, str], console: Console) -> tuple[Document,
     """The drafting methods on the demo's own prompts, in turns; then the quick suite on the adaptive server."""
     tokens, started, first = Tokens(), datetime.now(UTC), ""
     asked = {
-        kind: [Prompt(kind, {"prompt": text, "max_tokens": TOKENS}, None) for text in prompts()[kind][:PER_KIND]]
-        for kind in KINDS
+        kind: [Prompt(kind, {"prompt": text, "max_tokens": TOKENS}, None) for text in prompts()[name][:PER_KIND]]
+        for kind, name in KINDS.items()
     }
     own = Plan([Cell(kind, "own", each=PER_KIND, rounds=1) for kind in KINDS])
     options = Options(runs=1, max_tokens=TOKENS)

@@ -12,9 +12,12 @@ from stoker.bench.record import Document, Request, Workload
 from stoker.bench.summary import group_of, title
 from stoker.report import charts, figures
 from stoker.report.charts import Bar, Chart, Span
+from stoker.report.heading import Story, cards, heading
 from stoker.report.page import render
 
 TIMELINE_MOST = 400  # requests drawn
+HEADS = (*figures.HEADS[:-1], "ITL p50", "p99 ms", "prefill tok/s", "cached", "all tok/s", "ok")
+NARROW = ("workload", "TTFT s", "decode tok/s", "tok/step", "ok")  # columns that a telephone has room for
 COLOURS = 4  # for servers, then they repeat: classes s0 to s3 in style.css
 
 
@@ -27,24 +30,28 @@ class Panel:
     chart: Chart
 
 
-def html_report(found: Document) -> str:
+def html_report(found: Document, story: Story | None = None) -> str:
+    """`story` is what the page says first, where somebody knows better than the figures alone."""
     two = figures.two_servers(found)
     servers = found.environment.servers
+    alike = len({(server.model, server.engine) for server in servers}) == 1
     return render(
         "bench.html",
         found=found,
         figures=figures,
         model=servers[0].model if servers else "server",
-        against=" against ".join(f"{server.model} ({server.engine})" for server in servers),
+        against=" against ".join(dict.fromkeys(f"{server.model} ({server.engine})" for server in servers)),
         when=found.environment.started.replace("T", " ").partition("+")[0],
-        cards=_cards(found),
+        heading=story.heading if story else heading(found),
+        cards=story.cards if story else cards(found),
         legend=[
-            (f"s{place % COLOURS}", f"{server.name}: {server.model}, {server.engine}")
+            (f"s{place % COLOURS}", server.name if alike else f"{server.name}: {server.model}, {server.engine}")
             for place, server in enumerate(servers if two else ())
         ],
         turns=charts.both(partial(charts.stacked, _turns(found), "s")) if found.turns else None,
         speeds=_speeds(found),
-        heads=(*figures.HEADS[:-1], "ITL p50", "p99 ms", "prefill tok/s", "cached", "in all tok/s", "ok"),
+        heads=HEADS,
+        wide=[place for place, head in enumerate(HEADS) if head not in NARROW],
         rows=[_cells(row, two) for row in found.workloads],
         estimated=any("estimate" in row.steps_source for row in found.workloads),
         broken=any(not row.quality_ok for row in found.workloads),
@@ -59,20 +66,6 @@ def html_report(found: Document) -> str:
         timeline_most=TIMELINE_MOST,
         environment=_environment(found),
     )
-
-
-def _cards(found: Document) -> list[tuple[str, str, str]]:
-    head = found.headline
-    shown = [("completed", f"{head.completed}", f"{head.failed} failed")]
-    if head.general_decode_tokens_per_s is not None:
-        shown.append(("general decode", f"{head.general_decode_tokens_per_s:.1f}", "tok/s, one stream"))
-    if head.agent_decode_tokens_per_s is not None:
-        shown.append(("agent decode", f"{head.agent_decode_tokens_per_s:.1f}", "tok/s, tool-call turns"))
-    if head.accepted_per_step is not None:
-        shown.append(("tokens per step", f"{head.accepted_per_step:.2f}", "accepted drafts + 1"))
-    if head.ttft_s is not None:
-        shown.append(("first token", figures.seconds(head.ttft_s), "s, median, cold"))
-    return shown
 
 
 def _turns(found: Document) -> list[tuple[str, list[tuple[str, float]]]]:

@@ -5,6 +5,7 @@ Counters live in the server and not in the engine, so that they survive a restar
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -27,10 +28,22 @@ FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abo
 disable_created_metrics()  # a second series per counter that nobody reads
 
 
+@dataclass
+class Counts:
+    """What the page draws, counted since the server's start as answers are made."""
+
+    tokens: int = 0
+    steps: int = 0  # per request that took part, without the one that its prompt ends with
+    step_tokens: int = 0  # made by those steps
+    drafted: int = 0
+    accepted: int = 0
+
+
 class Metrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._values = (model_name, "0")
+        self.counts = Counts()
         self._positions: list[tuple[Counter, Counter]] = []  # drafted and accepted, by position in a block
         self._depths: dict[int, Counter] = {}
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that began.")
@@ -81,11 +94,14 @@ class Metrics:
             return
         now = time.perf_counter()
         self.generation_tokens.inc(len(event.tokens))
+        self.counts.tokens += len(event.tokens)
         if progress.first_at is None:
             progress.first_at = now
             self.first_token_s.observe(now - progress.arrived_at)
         else:
             self.steps.inc()
+            self.counts.steps += 1
+            self.counts.step_tokens += len(event.tokens)
             self.between_s.observe(now - (progress.last_at or now))
             self._drafted(event)
         progress.last_at = now
@@ -118,6 +134,8 @@ class Metrics:
         self.drafts.inc()
         self.draft_tokens.inc(depth)
         self.accepted.inc(accepted)
+        self.counts.drafted += depth
+        self.counts.accepted += accepted
         while len(self._positions) < depth:
             labels = (*self._values, len(self._positions))
             self._positions.append((self._drafted_at.labels(*labels), self._accepted_at.labels(*labels)))

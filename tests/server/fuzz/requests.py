@@ -381,6 +381,6 @@ POSTS: dict[str, tuple[int, Callable[[Draw], Json]]] = {  # weight, and what mak
 }
 GETS = (
     "/v1/models", "/v1/models/demo", "/v1/models/none", "/health", "/ready", "/version", "/metrics", "/state", "/",
-    "/page/page.js", "/page/none.js", "/openapi.json",
+    "/page/app.js", "/page/none.js", "/openapi.json",
 )  # fmt: skip
 GET_WEIGHT = 7
