@@ -1,5 +1,6 @@
 """The data files of this package as objects, and the nearest names where a name is not among them."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,13 +32,21 @@ class Box:
     bandwidth_gb_s: float  # of one device, on paper
     achievable_gb_s: float
     tflops_bf16: float
-    price_usd: float
     power_w: float
     power_idle_w: float
     date: str
     source: str
     link_gb_s: float = 0.0  # between devices; 0: one device
+    price_usd: float | None = None  # None: nobody was found who states one
+    price_source: str = ""  # and when it was read
     aliases: tuple[str, ...] = ()
+    base: str = ""  # what rows call one of the boxes that this is made of; empty: the key
+    count: int = 1  # of such boxes
+
+    @property
+    def of_rows(self) -> tuple[str, int]:
+        """Box and number as rows name them."""
+        return self.base or self.key, self.count
 
     @property
     def visible_bytes(self) -> int:
@@ -87,14 +96,46 @@ def _model(name: str) -> Model:
 
 @cache
 def by_row_name() -> dict[str, Model]:
-    """The model of a measured row by its name in lower case: those `plan` offers, and those that are only evidence."""
+    """Every model of a measured row by its name in lower case: those with a page of their own and those that are only
+    evidence."""
+    names = [alias for aliases in _names().values() for alias in aliases] + list(_others())
+    return {name.lower(): model for name in names if (model := model_of_row(name))}
+
+
+@cache
+def model_of_row(name: str) -> Model | None:
+    """The model of a measured row; None where nobody knows its shape."""
+    wanted = name.lower()
+    for known, aliases in _names().items():
+        if wanted in {alias.lower() for alias in aliases}:
+            return _model(known)
+    entry = _others().get(wanted)
+    return _other(entry) if entry else None
+
+
+@cache
+def _others() -> dict[str, str]:
+    """Names of rows in lower case -> the entry of others.toml."""
+    return {row.lower(): entry["name"] for entry in read("others.toml")["other"] for row in entry["rows"]}
+
+
+@cache
+def _other(name: str) -> Model:
     from stoker.plan.families import stranger
 
-    found = {alias.lower(): _model(name) for name, aliases in _names().items() for alias in aliases}
-    for entry in read("others.toml")["other"]:
-        model = stranger(entry["config"], entry["name"], entry["source"])
-        found |= {name.lower(): model for name in entry["rows"]}
-    return found
+    entry = next(entry for entry in read("others.toml")["other"] if entry["name"] == name)
+    return stranger(entry["config"], entry["name"], entry["source"])
+
+
+@cache
+def names_of_rows(model: Model) -> tuple[str, ...]:
+    """The names, in lower case, under which rows have this model or one of the same shape."""
+    entries = read("models.toml")["model"]
+    own = next((e for e in entries if e["name"] == model.name), None)
+    alike = [e for e in entries if own and (e["config"], e.get("like")) == (own["config"], own.get("like"))]
+    found = [alias for e in alike for alias in (e["name"], *e["aliases"])]
+    found += [row for row, entry in _others().items() if entry == model.name]
+    return tuple(dict.fromkeys(name.lower() for name in (*found, model.name)))
 
 
 @cache
@@ -135,6 +176,11 @@ def find_model(name: str) -> Model:
 
 
 def find_box(name: str) -> Box:
+    """A box by any of its names, N of them (2x spark), one by its numbers (mem=128GB,bw=273GB/s), or `this`."""
+    from stoker.plan.boxes import by_numbers, times
+
+    if "=" in name:
+        return by_numbers(name)
     wanted = _plain(name)
     if wanted in {"this", "here", "thismachine", "local"}:
         from stoker.plan.machine import this_machine
@@ -143,10 +189,13 @@ def find_box(name: str) -> Box:
     for box in boxes():
         if wanted in {_plain(known) for known in (box.key, box.name, *box.aliases)}:
             return box
+    if several := re.match(r"\s*(\d+)\s*[x*×]\s*(\S.*)", name, re.IGNORECASE):
+        return times(int(several[1]), find_box(several[2]))
     known = {known: box.key for box in boxes() for known in (box.key, box.name, *box.aliases)}
     raise RequestError(
         f"unknown box {name!r}. {suggestion(name, known)} "
-        f"Known: {', '.join(box.key for box in boxes())}, and this: the machine you are on."
+        f"Known: {', '.join(box.key for box in boxes())}, N of them as in '2x spark', this (the machine you are on), or "
+        "any box by its numbers, as in mem=128GB,bw=273GB/s."
     )
 
 

@@ -68,6 +68,7 @@ class Row:
     source: str
     url: str
     date: str
+    fresh_tokens: int | None = None  # of each prompt, where the rest of it was cached; None: all of it
 
     @property
     def held_out_with(self) -> str:
@@ -121,8 +122,8 @@ def _table() -> tuple[list[str], list[list[str]]]:
 
 def _row(columns: list[str], line: list[str]) -> Row:
     values: dict[str, Any] = dict(zip(columns, line, strict=True))
-    for name in ("boxes", "depth", "context_tokens", "output_tokens", "users"):
-        values[name] = int(values[name]) if values[name] else None
+    for name in ("boxes", "depth", "context_tokens", "output_tokens", "users", "fresh_tokens"):
+        values[name] = int(values[name]) if values.get(name) else None
     for name in ("parameters_b", "active_b", "prefill_tok_s", "decode_tok_s", "acceptance_rate", "tokens_per_step"):
         values[name] = float(values[name]) if values[name] else None
     return Row(**values)
@@ -137,6 +138,13 @@ def measurements() -> tuple[Row, ...]:
 def of_model(name: str) -> tuple[Row, ...]:
     """Published rows, and the user's own."""
     return (*_published(name.lower()), *(row for row in own_rows() if row.model.lower() == name.lower()))
+
+
+def of_models(names: Sequence[str]) -> tuple[Row, ...]:
+    """Rows of several names of one model, in lower case."""
+    wanted = set(names)
+    published = [row for name in names for row in _published(name)]
+    return (*published, *(row for row in own_rows() if row.model.lower() in wanted))
 
 
 @cache
