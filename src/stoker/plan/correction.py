@@ -7,12 +7,12 @@ variances below. They were chosen by how likely they make the misses of every so
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
 from stoker.plan.acceptance import MEASURED_WITH
 from stoker.plan.cases import Case, cases_of
-from stoker.plan.evidence import COUNTING, Row
+from stoker.plan.evidence import COUNTING, Row, day
 from stoker.plan.likeness import Setting, likeness, same_recipe, setting
 from stoker.plan.speed import Fit, fitted
 
@@ -25,6 +25,8 @@ ASSUMED = 0.01  # of a speed whose acceptance was assumed
 GUESS = {"mtp": (0.02, 0.03), "dflash": (0.04, 0.12)}  # of tokens per step: on the model they are published of, on others
 OUTLIER, MOST = 0.35, 0.5  # misses beyond are noise of their own, and count no further
 NEAREST = 40  # rows that decide
+DOUBT_SHOWN = {"A": 0.0, "B": 0.05, "C": 0.15}  # likeness that a row loses where rows are shown
+REPEATED = 0.15  # and that a third row of one source loses
 SIDE = 1.05  # standard deviations that four in five of held-out rows stay within
 
 
@@ -134,6 +136,36 @@ class Corrector:
     def _own(k: Known, here: Setting) -> float:
         """Who measured on this box before is the source of the next run too."""
         return SOURCE if k.row.own and k.setting.model == here.model else 0.0
+
+
+def nearest(rows: Sequence[Row], here: Setting, limit: int = 5) -> tuple[Row, ...]:
+    """Measured rows most like a plan in all of its case; a second opinion says more than the third row of a table."""
+    alike = {k.row.id: _share(here, k.setting) for k in known_of(rows, blind=here.drafter != "none")}
+    ranked = sorted(
+        (-alike.get(row.id, _told(here, row)) + DOUBT_SHOWN[row.evidence], -day(row.date), row.id, row)
+        for row in rows if row.decode_tok_s is not None
+    )  # fmt: skip
+    seen: dict[str, int] = {}
+    found = []
+    for unlike, date, name, row in ranked:
+        before = seen[row.held_out_with] = seen.get(row.held_out_with, -1) + 1
+        found.append((unlike + REPEATED * max(0, before - 1), date, name, row))
+    return tuple(row for *_, row in sorted(found)[:limit])
+
+
+def _share(here: Setting, there: Setting) -> float:
+    """Of what could be alike, by how much it says about speed."""
+    unstated = there.context is None
+    like = likeness(here, replace(there, context=here.context) if unstated else there)
+    text = here.drafter == "none" or here.kind == there.kind
+    users = here.users == there.users
+    return 0.2 * like.weights + (0.3 * like.box + 0.5 * like.recipe) * (0.9 if unstated else 1.0) + 0.1 * text + 0.3 * users
+
+
+def _told(here: Setting, row: Row) -> float:
+    """Of a row that cannot be predicted: what can be read off it."""
+    same = (row.box, row.boxes) == (here.box, here.devices)
+    return 0.3 * same + 0.1 * (row.drafter == here.drafter) + 0.3 * (row.users == here.users)
 
 
 def covariance(a: Setting, b: Setting) -> float:

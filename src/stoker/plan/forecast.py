@@ -5,7 +5,7 @@ from functools import cached_property
 
 from stoker.plan.acceptance import Acceptance, acceptance
 from stoker.plan.cases import ANSWER
-from stoker.plan.catalog import Box, names_of_rows
+from stoker.plan.catalog import Box, find_scheme, names_of_rows
 from stoker.plan.correction import Correction, Corrector, Known, guess_of, known_of
 from stoker.plan.evidence import Row, of_models
 from stoker.plan.likeness import Setting, setting
@@ -29,6 +29,9 @@ class Forecaster:
     box: Box
     engine: str
     kv: str = "bf16"
+
+    def with_weights(self, key: str) -> "Forecaster":
+        return replace(self, key=key, weights=WeightBytes.of(self.model, find_scheme(key)))
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:

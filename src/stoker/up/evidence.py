@@ -3,7 +3,7 @@
 import hashlib
 
 from stoker.errors import StokerError
-from stoker.plan.answer import ENGINE_NAMES, device_of
+from stoker.plan.answer import ENGINE_NAMES
 from stoker.plan.catalog import find_box, find_model
 from stoker.plan.evidence import OWN, Row
 from stoker.speculate.assumed import LABEL
@@ -20,7 +20,7 @@ def rows_of(receipt: Receipt, file: str) -> list[Row]:
         raise ReceiptError(
             f"the planner does not know the model of {file}, so a row of it would never be shown: {error}"
         ) from error
-    box, boxes = device_of(find_box(receipt.box)) if receipt.box else ("this", 1)
+    box, boxes = find_box(receipt.box).of_rows if receipt.box else ("this", 1)
     kind, _, depth = recipe.draft.removeprefix("lookup+").partition(":")
     mark = hashlib.sha256(f"{recipe.hash} {receipt.date}".encode()).hexdigest()[:6]
     found = []
