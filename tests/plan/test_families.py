@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tools.plan_fit import cases, scheme_of
+from tools.plan_fit import cases
 
 from stoker.errors import ConfigError
-from stoker.plan.catalog import by_row_name, find_scheme, read
+from stoker.plan.catalog import by_row_name, find_scheme, read, scheme_of
 from stoker.plan.evidence import measurements
 from stoker.plan.families import by_size, stranger
 from stoker.sizes.step import Draft, step_reads

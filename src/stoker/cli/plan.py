@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.progress import check_writable
+
+if TYPE_CHECKING:
+    from stoker.plan.answer import Question
 
 
 def plan(
@@ -63,16 +66,16 @@ def plan(
     from stoker.report.plan_text import everything, screen
 
     check_writable(html)
-    if boxes:
-        return _boxes(model, context, users, weights, draft, workload, fresh, as_json)
-    found = answer(
-        Question(
+    question = Question(
             model=model, box=box, context=tokens(context) if context else None, users=users, weights=weights,
             draft=draft, accept_length=accept_length, workload=workload, engine=engine, kv=kv, recipe=recipe,
             utilization=share(utilization), prefix_cache_gib=prefix_cache,
             fresh=tokens(fresh, "--new-tokens") if fresh else None,
-        )
     )  # fmt: skip
+    if boxes:
+        _boxes(question, as_json)
+        return
+    found = answer(question)
     if html:
         from stoker.report.plan import page
 
@@ -105,3 +108,16 @@ def share(utilization: float | None) -> float | None:
     if utilization is not None and not 0.05 <= utilization <= 1.0:
         raise RequestError(f"--utilization {utilization:g} is no share of the memory; give 0.05 to 1.")
     return utilization
+
+
+def _boxes(question: "Question", as_json: bool) -> None:
+    """Which box: one line for each."""
+    from stoker.plan.which_box import which_box
+    from stoker.report.which_box import table
+
+    lines = which_box(question)
+    if as_json:
+        document = {"model": lines[0].answer.model.name, "rows": [line.to_json() for line in lines]}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    typer.echo("\n".join(table(lines, get_terminal_size((100, 40)).columns)))

@@ -10,7 +10,7 @@ from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
 from stoker.plan.acceptance import Acceptance, acceptance, workload_kind
 from stoker.plan.advice import Advice, Verdict, advise, verdicts
-from stoker.plan.catalog import Box, find_box, find_model, find_scheme, read
+from stoker.plan.catalog import Box, find_box, find_model, find_scheme, is_gguf, read
 from stoker.plan.commands import Command, commands
 from stoker.plan.compat import Finding, findings
 from stoker.plan.correction import Correction, nearest
@@ -24,6 +24,7 @@ from stoker.sizes.step import Draft
 from stoker.sizes.weights import Scheme, WeightBytes
 
 CHECKPOINT = "checkpoint"
+LLAMA = "llama.cpp"
 SHORT = 512  # tokens
 ENGINE_NAMES = {"stoker": "stoker", "vllm": "vLLM"}  # as recipes call engines, and as rows do
 DRAFTERS = ("none", "mtp", "dflash", "lookup")
@@ -149,7 +150,8 @@ def answer(question: Question, box: Box | None = None) -> Answer:
     """`box` is the one that the question names, where its free memory is known to differ."""
     box, model = box or find_box(question.box), find_model(question.model)
     recipe = find_recipe(question.recipe) if question.recipe else {}
-    engine = find_engine(question.engine or recipe.get("engine") or default_engine(model, box)).key
+    of_format = LLAMA if question.weights and is_gguf(find_scheme(question.weights)) else None
+    engine = find_engine(question.engine or recipe.get("engine") or of_format or default_engine(model, box)).key
     key, weighed = _weights(question, model, box, engine, recipe.get("weights"))
     context = question.context or min(32_768, model.max_positions)
     kv = question.kv or recipe.get("kv") or "bf16"
@@ -212,7 +214,7 @@ def parse_draft(text: str) -> Draft:
 
 def default_engine(model: Model, box: Box) -> str:
     if box.architecture.startswith(("gfx", "metal")):
-        return "llama.cpp"
+        return LLAMA
     return "stoker" if box.architecture == "cpu" and model.family != GPT_OSS else "vLLM"
 
 
@@ -233,11 +235,13 @@ def _weights(
     asked = question.weights or of_recipe
     if asked is None and model.default_weights == CHECKPOINT:
         return CHECKPOINT, _stored(checkpoint_at(question.model))
-    if asked is None and engine == "llama.cpp":
+    if asked is None and engine == LLAMA:
         asked = "mxfp4-gguf" if model.family == GPT_OSS else "ud-q4_k"
     if asked is None and model.family == GPT_OSS and box.architecture == "sm_121":
         asked = "mxfp4-all"  # what everybody who measures this model on a Spark serves
     scheme: Scheme = find_scheme(asked or model.default_weights)
+    if scheme.key == "mxfp4" and engine == LLAMA:  # what llama.cpp's files of that name are
+        scheme = find_scheme("mxfp4-gguf")
     weighed = WeightBytes.of(model, scheme)
     if scheme.parts and not any(weighed.formats.get(g, "bf16") != "bf16" for g in weighed.groups):
         raise RequestError(

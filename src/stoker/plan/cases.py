@@ -5,18 +5,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from stoker.plan.acceptance import acceptance
-from stoker.plan.catalog import Box, boxes, model_of_row, schemes
+from stoker.plan.catalog import Box, boxes, model_of_row, scheme_of
 from stoker.plan.evidence import AGENT, COUNTING, Row
 from stoker.plan.families import by_size
 from stoker.plan.models import Model
 from stoker.plan.speed import Fit, Speed, predict, prompt_seconds, with_prompts
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
-from stoker.sizes.weights import Scheme, WeightBytes
+from stoker.sizes.weights import WeightBytes
 
 SHORT_PROMPT = 30  # tokens, where a row does not say
 SHORT_CONTEXT = 512
 ANSWER = 256  # tokens, where a row does not say
-PARTS = ("routed", "shared", "dense", "deltanet", "attention", "head", "embedding")
 USUAL_DEPTH = {MTP_DRAFT: 2, DFLASH: 12}  # where a row does not say
 
 
@@ -61,13 +60,6 @@ class Case:
             self.model, self.weights, self.box, prompts * fresh, seen=prompt - fresh / 2, engine=row.engine, fit=fit
         )
         return with_prompts(decode, seconds, row.output_tokens or ANSWER).uncorrected
-
-
-def scheme_of(key: str) -> Scheme:
-    if key.startswith("gguf:"):
-        return Scheme(key, f"GGUF, about {key.removeprefix('gguf:')} bits a weight", dict.fromkeys(PARTS, key), "trunk",
-                      approximate=True)  # fmt: skip
-    return schemes()[key]
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.errors import RequestError
 from stoker.plan.models import Model, from_config
 from stoker.sizes.network import Drafter
-from stoker.sizes.weights import Scheme
+from stoker.sizes.weights import GGUF, Scheme
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
@@ -199,13 +199,45 @@ def find_box(name: str) -> Box:
     )
 
 
+# What people type for formats, without signs
+CALLED = {
+    "q4": "ud-q4_k", "ggufq4": "ud-q4_k", "gguf": "ud-q4_k", "q4kxl": "ud-q4_k", "udq4kxl": "ud-q4_k", "q4km": "q4_k",
+    "q40": "gguf:4.5", "iq4xs": "gguf:4.3", "q5": "gguf:5.7", "q5km": "gguf:5.7", "ggufq5": "gguf:5.7", "q6": "gguf:6.6",
+    "q6k": "gguf:6.6", "ggufq6": "gguf:6.6", "q8": "q8_0", "ggufq8": "q8_0", "ggufmxfp4": "mxfp4-gguf",
+    "fp4": "nvfp4", "awq": "int4", "autoround": "int4", "w4a16": "int4", "4bit": "int4", "int4autoround": "int4",
+    "gptq": "gptq-int4", "8bit": "fp8", "fp16": "bf16", "16bit": "bf16", "hybrid": "int4+fp8+int8head",
+}  # fmt: skip
+
+
 def find_scheme(name: str) -> Scheme:
     wanted = _plain(name)
+    if wanted in CALLED:
+        return scheme_of(CALLED[wanted])
     for key, scheme in schemes().items():
         if _plain(key) == wanted:
             return scheme
+    if re.fullmatch(r"gguf:\d+(\.\d+)?", name):
+        return scheme_of(name)
     hint = suggestion(name, {key: key for key in schemes()})
-    raise RequestError(f"unknown weight format {name!r}. {hint} Known: {', '.join(schemes())}.")
+    raise RequestError(
+        f"unknown weight format {name!r}. {hint} Known: {', '.join(schemes())}, gguf:BITS for an average of so many bits "
+        "a weight, and what people call them: q4, q8, awq, gptq, mxfp4."
+    )
+
+
+GGUF_PARTS = ("routed", "shared", "dense", "deltanet", "attention", "head", "embedding")
+
+
+def scheme_of(key: str) -> Scheme:
+    """By its key; gguf:BITS is an average over all parts."""
+    if key.startswith(GGUF):
+        bits = key.removeprefix(GGUF)
+        return Scheme(key, f"GGUF, about {bits} bits a weight", dict.fromkeys(GGUF_PARTS, key), "trunk", approximate=True)
+    return schemes()[key]
+
+
+def is_gguf(scheme: Scheme) -> bool:
+    return any(part.startswith(GGUF) for part in scheme.parts.values())
 
 
 def suggestion(name: str, known: Mapping[str, str]) -> str:

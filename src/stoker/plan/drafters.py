@@ -38,15 +38,17 @@ def choose(
         return cast.speed(draft, text, context=context, users=users, fresh=fresh)
 
     lines = [(draft, speed(draft, "mixed"), speed(draft, "agent")) for draft in drafts]
-    if asked is not None:
-        return Choice(asked, "as asked for", True), lines
     supported = [draft for draft in drafts if not draft.drafting or draft.kind in SUPPORT.get(cast.engine, ())]
     found = {draft: speed(draft, kind) for draft in supported}
     best = supported[0]
     for draft in supported[1:]:
-        if _sure(draft, found[draft], kind, cast.model) > (1 + TIE) * _sure(best, found[best], kind, cast.model):
+        if sure(draft, found[draft], kind, cast.model) > (1 + TIE) * sure(best, found[best], kind, cast.model):
             best = draft
-    return Choice(best, _because(best, found, cast, kind), False), lines
+    if asked is None:
+        return Choice(best, _because(best, found, cast, kind), False), lines
+    faster = best != asked and asked in found and found[best].tokens_per_s > (1 + TIE) * found[asked].tokens_per_s
+    beside = f"; {best} is {_because(best, found, cast, kind)}" if faster else ""
+    return Choice(asked, f"as asked for{beside}", True), lines
 
 
 def has(model: Model, draft: Draft) -> bool:
@@ -55,7 +57,7 @@ def has(model: Model, draft: Draft) -> bool:
     return not draft.drafting or (draft.kind == MTP_DRAFT and model.mtp_layers > 0)
 
 
-def _sure(draft: Draft, speed: Speed, kind: str, model: Model) -> float:
+def sure(draft: Draft, speed: Speed, kind: str, model: Model) -> float:
     """What a drafter is compared by: its speed, or where its acceptance is another model's, the low end of its range."""
     other = draft.drafting and "measured on" in acceptance(draft, kind, model=model.name).said_by
     return speed.low if other else speed.tokens_per_s
