@@ -12,7 +12,7 @@ from math import exp, log
 import numpy as np
 
 from stoker.plan.cases import Case, box_of, cases_of
-from stoker.plan.catalog import by_row_name
+from stoker.plan.catalog import by_row_name, read
 from stoker.plan.correction import Correction, Corrector, known_of, setting_of
 from stoker.plan.evidence import Row, measurements
 from stoker.plan.speed import AS, Fit, fitted, prior, prompt_flops, unseen
@@ -20,11 +20,12 @@ from stoker.plan.speed import AS, Fit, fitted, prior, prompt_flops, unseen
 ROW_NOISE = 0.07  # of a log speed; runs of one recipe on one box differ by 6-7 %
 FULL_WEIGHT = 10  # rows of one source that count in full; a longer table counts less per row
 STEPS, SMALL = 40, 1e-3
+NO_CORRECTION = Correction()
 
 
 def cases(shape_known: bool = True) -> list[Case]:
-    """The rows of single streams with known acceptance: of models whose shape is known, or of those known by their size
-    alone. The fit is made to the former."""
+    """The rows of single streams with known acceptance: of models whose shape is known and modelled, or of the
+    others. The fit is made to the former."""
     return [case for case in all_cases() if case.row.users == 1 and not case.assumed and known(case) == shape_known]
 
 
@@ -34,7 +35,18 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def known(case: Case) -> bool:
-    return case.row.model.lower() in by_row_name()
+    """Whether the fit may be made to it: its shape is known, and how its layers work is among what is modelled."""
+    return case.row.model.lower() in by_row_name() and case.row.model.lower() not in _not_fitted()
+
+
+@cache
+def _not_fitted() -> frozenset[str]:
+    return frozenset(
+        name.lower()
+        for entry in read("others.toml")["other"]
+        if not entry.get("fitted", True)
+        for name in entry["rows"]
+    )
 
 
 def names_in(cases: Sequence[Case]) -> list[str]:
@@ -109,7 +121,7 @@ class Held:
 
     case: Case
     fit: Fit
-    correction: Correction = Correction()
+    correction: Correction = NO_CORRECTION
 
     @cached_property
     def uncorrected(self) -> float:
@@ -180,9 +192,7 @@ def fits_without_a_source(
     return fits
 
 
-def leave_one_source_out(
-    cases: Sequence[Case], fits: Mapping[str, Fit], correcting: bool = True
-) -> tuple[Held, ...]:
+def leave_one_source_out(cases: Sequence[Case], fits: Mapping[str, Fit], correcting: bool = True) -> tuple[Held, ...]:
     """Every row by a fit that knows nothing of its source, and corrected by rows of others alone; `fits` as
     `fits_without_a_source` makes them."""
     found: list[Held] = []

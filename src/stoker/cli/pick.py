@@ -17,7 +17,9 @@ WIDE = 76  # characters from which there is room for every column
 def pick(
     box: Annotated[
         list[str] | None,
-        typer.Option("--box", help="spark, '2x spark', 5090, mem=128GB,bw=273GB/s, ..., or this; several are compared."),
+        typer.Option(
+            "--box", help="spark, '2x spark', 5090, mem=128GB,bw=273GB/s, ..., or this; several are compared."
+        ),
     ] = None,
     need: Annotated[str, typer.Option("--need", help="agent, chat, batch or long-context.")] = "agent",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
@@ -38,7 +40,9 @@ def pick(
         typer.echo(json.dumps(document, indent=2))
         return
     width = get_terminal_size((100, 40)).columns
-    lines = _one(*found[0], width) if len(found) == 1 else _several([(at, rows) for at, _, rows in found], wanted, width)
+    lines = (
+        _one(*found[0], width) if len(found) == 1 else _several([(at, rows) for at, _, rows in found], wanted, width)
+    )
     typer.echo("\n".join(lines))
 
 
@@ -57,7 +61,7 @@ def _one(box: "Box", need: "Need", choices: "tuple[Choice, ...]", width: int) ->
         rows.append(cells if wide else (cells[0], cells[1], cells[2], measured[0].split()[0] if measured else "-"))
     heads = ("model", "recipe", "≈ tok/s", *(("GiB left",) if wide else ()), "measured")
     table = columns(heads, rows, width, right=(2, 3) if wide else (2,))
-    return [f"{box.name}, for {need.title}", *table, *_legend(need, [c for c in choices], width)]
+    return [f"{box.name}, for {need.title}", *table, *_legend(need, list(choices), width)]
 
 
 def _several(found: "list[tuple[Box, tuple[Choice, ...]]]", need: "Need", width: int) -> list[str]:
@@ -99,8 +103,9 @@ def _name(choice: "Choice", need: "Need") -> str:
 
 def _legend(need: "Need", choices: "list[Choice]", width: int) -> list[str]:
     said = [
-        f"+ fits and meets {need.least:g} tok/s predicted at {need.users} x {need.context:,} tokens, larger models first "
-        "(speed is no measure of quality); ~ fits; x does not, and lacks so many GiB. Sources: stoker evidence MODEL."
+        f"+ fits and meets {need.least:g} tok/s predicted at {need.users} x {need.context:,} tokens, larger models "
+        "first (speed is no measure of quality); ~ fits; x does not, and lacks so many GiB. Sources: "
+        "stoker evidence MODEL."
     ]
     if any(choice.context < need.context for choice in choices):
         said.append("* The model has fewer positions than the need asks for; planned with those it has.")

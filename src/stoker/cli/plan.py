@@ -47,7 +47,8 @@ def plan(
     fresh: Annotated[
         str | None,
         typer.Option(
-            "--new-tokens", help="Of several users' prompts: how much of each is not cached; a turn of ~2K if not given."
+            "--new-tokens",
+            help="Of several users' prompts: how much of each is not cached; a turn of ~2K if not given.",
         ),
     ] = None,
     boxes: Annotated[

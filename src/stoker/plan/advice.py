@@ -50,11 +50,9 @@ def advise(cast: Forecaster, ask: Ask, budget: Budget, utilization: float | None
 def _misfit(model: Model, budget: Budget) -> Iterator[Advice]:
     if budget.fits:
         return
-    missing = -budget.free_bytes
     largest = max(budget.items, key=lambda item: item.bytes)
     yield Advice(
-        f"The largest item is {largest.name} with "
-        f"{largest.bytes / GIB:.1f} GiB. "
+        f"The largest item is {largest.name} with {largest.bytes / GIB:.1f} GiB. "
         + (f"With the users asked for, {budget.max_context:,} tokens of context fit." if budget.max_context
            else "No context is short enough: take lighter weights, a smaller model or a larger box."),
         f"{budget.total:,} bytes planned, {budget.capacity:,} there",
@@ -121,8 +119,8 @@ def _depth(cast: Forecaster, ask: Ask) -> Iterator[Advice]:
 
 
 def best_depth(cast: Forecaster, ask: Ask, kind: str, text: str) -> tuple[int, float]:
-    """The shallowest depth within a per cent of the best, and its tokens per second and user. Depths are compared by the
-    arithmetic, since rows of one depth must not speak for it against the others."""
+    """The shallowest depth within a per cent of the best, and its tokens per second and user. Depths are compared by
+    the arithmetic, since rows of one depth must not speak for it against the others."""
     drafter = cast.model.drafter
     most = drafter.block_size - 1 if kind == DFLASH and drafter else max(DEPTHS[kind])
 

@@ -229,9 +229,7 @@ def find_recipe(name: str) -> dict[str, Any]:
     return dict(recipes()[name])
 
 
-def _weights(
-    question: Question, model: Model, box: Box, engine: str, of_recipe: str | None
-) -> tuple[str, WeightBytes]:
+def _weights(question: Question, model: Model, box: Box, engine: str, of_recipe: str | None) -> tuple[str, WeightBytes]:
     asked = question.weights or of_recipe
     if asked is None and model.default_weights == CHECKPOINT:
         return CHECKPOINT, _stored(checkpoint_at(question.model))

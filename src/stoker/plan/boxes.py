@@ -13,7 +13,10 @@ ACHIEVABLE = 0.85  # of a bandwidth on paper
 CARD_FROM_GB_S = 700.0  # a memory faster than that is taken for a card's own
 TFLOPS_PER_GB_S = 0.1  # assumed arithmetic; boxes of the table have 0.03 to 0.46
 SYSTEM_GIB, DRIVER_SHARE = 5.0, 0.03
-UNITS = {"mem": {"gb": 1e9, "gib": GIB, "g": 1e9, "": 1e9, "tb": 1e12}, "bw": {"gb/s": 1.0, "gbs": 1.0, "": 1.0, "tb/s": 1e3, "tbs": 1e3}}
+UNITS = {
+    "mem": {"gb": 1e9, "gib": GIB, "g": 1e9, "": 1e9, "tb": 1e12},
+    "bw": {"gb/s": 1.0, "gbs": 1.0, "": 1.0, "tb/s": 1e3, "tbs": 1e3},
+}
 KEYS = ("mem", "bw", "tflops", "n", "unified", "price", "name")
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from stoker.plan.acceptance import acceptance
 from stoker.plan.catalog import Box, boxes, model_of_row, scheme_of
 from stoker.plan.evidence import AGENT, COUNTING, Row
-from stoker.plan.families import by_size
+from stoker.plan.families import sized
 from stoker.plan.models import Model
 from stoker.plan.speed import Fit, Speed, predict, prompt_seconds, with_prompts
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
@@ -98,7 +98,8 @@ def case_of(row: Row, blind: bool = False) -> Case:
     planner is told: the acceptance is assumed, whatever the row states."""
     box = box_of(row)
     assert box is not None
-    model = model_of_row(row.model) or by_size(row.model, 1e9 * (row.active_b or 0.0))
+    active = 1e9 * (row.active_b or 0.0)
+    model = model_of_row(row.model) or sized(row.model, active, 1e9 * row.parameters_b if row.parameters_b else active)
     depth = row.depth if row.depth is not None else USUAL_DEPTH[row.drafter]
     draft = Draft(row.drafter, depth)
     assumed = row.tokens_per_step is None or row.depth is None or (blind and draft.drafting)

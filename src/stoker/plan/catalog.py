@@ -149,7 +149,8 @@ def schemes() -> dict[str, Scheme]:
 
 
 def find_model(name: str) -> Model:
-    """A model of the catalogue by any of its names, a checkpoint directory, a config.json, or `demo`."""
+    """A model of the catalogue by any of its names, one of those that are only evidence, a checkpoint directory, a
+    config.json, `demo`, or a repository of the hub, whose config.json alone is fetched."""
     from stoker.demo import NAME, checkpoint_at
     from stoker.plan.models import from_file
 
@@ -162,16 +163,52 @@ def find_model(name: str) -> Model:
         file = path if path.suffix == ".json" else path / "config.json"
         model = from_file(file)
         called = "the embedded model" if name == NAME else model.name
-        weights = "checkpoint" if path.is_dir() else "bf16"
+        weights = "checkpoint" if path.is_dir() else model.default_weights
         return replace(model, name=called, default_weights=weights, source=str(file))
-    from stoker.plan.evidence import of_model
-
+    for entry in read("others.toml")["other"]:
+        if wanted in {_plain(known) for known in (entry["name"], *entry["rows"], *entry.get("aliases", ()))}:
+            return replace(_other(entry["name"]), default_weights=entry.get("default_weights", "fp8"))
+    if model_by_size := _of_size(name):
+        return model_by_size
+    if re.fullmatch(r"(hf:)?[\w.-]+/[\w.-]+", name):
+        return _of_hub(name)
     near = suggestion(name, {alias: known for known, aliases in _names().items() for alias in aliases})
-    rows = len(of_model(name))
-    measured = f" Others measured it, though: stoker evidence {name} lists {rows} rows." if rows else ""
     raise RequestError(
-        f"unknown model {name!r}, and no directory or config.json has that name.{measured} "
-        f"{near} Known: {', '.join(_names())}."
+        f"unknown model {name!r}, and no directory or config.json has that name. {near} Known: {', '.join(_names())}; "
+        f"{', '.join(entry['name'] for entry in read('others.toml')['other'])}; any OWNER/NAME of the hub."
+    )
+
+
+def _of_size(name: str) -> Model | None:
+    """A model that rows have and nobody's shapes: from the sizes that they state."""
+    from stoker.plan.evidence import measurements
+    from stoker.plan.families import sized
+
+    wanted = _plain(name.rsplit("/", 1)[-1])
+    for row in measurements():
+        if _plain(row.model) == wanted and row.active_b and row.parameters_b:
+            model = sized(row.model, 1e9 * row.active_b, 1e9 * row.parameters_b)
+            return replace(model, default_weights="q4_k", source=f"sizes as row {row.id} states them")
+    return None
+
+
+def _of_hub(name: str) -> Model:
+    from importlib.util import find_spec
+
+    from stoker.plan.models import from_file
+
+    repository = name.removeprefix("hf:")
+    if find_spec("huggingface_hub") is None:
+        raise RequestError(
+            f"unknown model {name!r}; to ask the hub for its config.json, huggingface_hub is needed: "
+            "pip install -e '.[server]'."
+        )
+    from stoker.weights.hub import Hub, parse_repository
+
+    at, revision = parse_repository(f"hf:{repository}")
+    return replace(
+        from_file(Hub(at, revision).cached_file("config.json"), repository.rsplit("/", 1)[-1]),
+        source=f"hf:{repository}",
     )
 
 
@@ -194,15 +231,16 @@ def find_box(name: str) -> Box:
     known = {known: box.key for box in boxes() for known in (box.key, box.name, *box.aliases)}
     raise RequestError(
         f"unknown box {name!r}. {suggestion(name, known)} "
-        f"Known: {', '.join(box.key for box in boxes())}, N of them as in '2x spark', this (the machine you are on), or "
-        "any box by its numbers, as in mem=128GB,bw=273GB/s."
+        f"Known: {', '.join(box.key for box in boxes())}, N of them as in '2x spark', this (the machine you are on), "
+        "or any box by its numbers, as in mem=128GB,bw=273GB/s."
     )
 
 
 # What people type for formats, without signs
 CALLED = {
     "q4": "ud-q4_k", "ggufq4": "ud-q4_k", "gguf": "ud-q4_k", "q4kxl": "ud-q4_k", "udq4kxl": "ud-q4_k", "q4km": "q4_k",
-    "q40": "gguf:4.5", "iq4xs": "gguf:4.3", "q5": "gguf:5.7", "q5km": "gguf:5.7", "ggufq5": "gguf:5.7", "q6": "gguf:6.6",
+    "q40": "gguf:4.5", "iq4xs": "gguf:4.3", "q5": "gguf:5.7", "q5km": "gguf:5.7", "ggufq5": "gguf:5.7",
+    "q6": "gguf:6.6",
     "q6k": "gguf:6.6", "ggufq6": "gguf:6.6", "q8": "q8_0", "ggufq8": "q8_0", "ggufmxfp4": "mxfp4-gguf",
     "fp4": "nvfp4", "awq": "int4", "autoround": "int4", "w4a16": "int4", "4bit": "int4", "int4autoround": "int4",
     "gptq": "gptq-int4", "8bit": "fp8", "fp16": "bf16", "16bit": "bf16", "hybrid": "int4+fp8+int8head",
@@ -220,8 +258,8 @@ def find_scheme(name: str) -> Scheme:
         return scheme_of(name)
     hint = suggestion(name, {key: key for key in schemes()})
     raise RequestError(
-        f"unknown weight format {name!r}. {hint} Known: {', '.join(schemes())}, gguf:BITS for an average of so many bits "
-        "a weight, and what people call them: q4, q8, awq, gptq, mxfp4."
+        f"unknown weight format {name!r}. {hint} Known: {', '.join(schemes())}, gguf:BITS for an average of so many "
+        "bits a weight, and what people call them: q4, q8, awq, gptq, mxfp4."
     )
 
 
@@ -232,7 +270,9 @@ def scheme_of(key: str) -> Scheme:
     """By its key; gguf:BITS is an average over all parts."""
     if key.startswith(GGUF):
         bits = key.removeprefix(GGUF)
-        return Scheme(key, f"GGUF, about {bits} bits a weight", dict.fromkeys(GGUF_PARTS, key), "trunk", approximate=True)
+        return Scheme(
+            key, f"GGUF, about {bits} bits a weight", dict.fromkeys(GGUF_PARTS, key), "trunk", approximate=True
+        )
     return schemes()[key]
 
 

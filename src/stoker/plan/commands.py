@@ -63,16 +63,16 @@ def _up(model: Model, weights: str, box: Box, ask: Ask) -> Iterator[Command]:
     for recipe in _shipped():
         same = recipe.get("weights") == weights and recipe["serve"].get("draft", "none") == str(ask.draft)
         boxes = len(recipe.get("nodes", {}).get("hosts", ())) or 1
-        if same and boxes == box.count and ask.engine in ("stoker", "vLLM") and recipe.get("plan"):
-            if find_model(recipe["plan"]).name == model.name:
-                engine = "Stoker's engine" if recipe.get("engine", "stoker") == "stoker" else "vLLM"
-                yield Command(f"stoker up {recipe['name']}", f"fetches, builds, starts and measures; {engine}")
-                return
+        served = boxes == box.count and ask.engine in ("stoker", "vLLM") and bool(recipe.get("plan"))
+        if same and served and find_model(recipe["plan"]).name == model.name:
+            engine = "Stoker's engine" if recipe.get("engine", "stoker") == "stoker" else "vLLM"
+            yield Command(f"stoker up {recipe['name']}", f"fetches, builds, starts and measures; {engine}")
+            return
 
 
 def repository(model: Model, weights: str) -> str:
     """Of the published checkpoint; empty: the planner knows none."""
-    entry = next((e for e in read("models.toml")["model"] if e["name"] == model.name), {})
+    entry: dict[str, Any] = next((e for e in read("models.toml")["model"] if e["name"] == model.name), {})
     known: dict[str, str] = entry.get("repositories", {})
     return known.get(weights, "")
 
@@ -82,10 +82,14 @@ def _built(model: Model, weights: str, ask: Ask, budget: Budget) -> Iterator[Com
     if base:
         yield Command(f"hf download {base} --local-dir int4")
     else:
-        yield Command("", f"the planner knows no INT4 checkpoint of {model.name}: quantise one with stoker build --quantize")
+        yield Command(
+            "", f"the planner knows no INT4 checkpoint of {model.name}: quantise one with stoker build --quantize"
+        )
     parts = [f"--shared-experts {f'hf:{eight}' if eight else 'FP8_DIR'}"] if "fp8" in weights else []
     parts += ["--lm-head int8"] if "int8head" in weights else []
-    parts += [f"--drafter hf:{model.drafter.repository.split()[0]}"] if ask.draft.kind == DFLASH and model.drafter else []
+    parts += (
+        [f"--drafter hf:{model.drafter.repository.split()[0]}"] if ask.draft.kind == DFLASH and model.drafter else []
+    )
     yield Command(f"stoker build --base int4 {' '.join(parts)} --out fast")
     yield from _serve("fast", ask)
 

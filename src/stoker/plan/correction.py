@@ -1,10 +1,9 @@
 """A prediction corrected by what was measured of cases like it, with the range that this leaves.
 
-The miss of a prediction (logarithm of measured over predicted) is taken for a sum of parts that runs share as far as they
-are alike (likeness.py), of one that the runs of a source share, and of noise: kriging, or a Gaussian process with the
-variances below. They were chosen by how likely they make the misses of every source given all others' rows
-(benchmarks/plan/accuracy.py); nothing of a row's own source is used where accuracy is measured.
-"""
+The miss of a prediction (logarithm of measured over predicted) is taken for a sum of parts that runs share as far as
+they are alike (likeness.py), of one that the runs of a source share, and of noise: kriging, or a Gaussian process
+with the variances below. They were chosen by how likely they make the misses of every source given all others' rows
+(benchmarks/plan/accuracy.py); nothing of a row's own source is used where accuracy is measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,10 @@ SOURCE = 0.003  # runs of one model by one source
 NOISE = 0.002  # of every run: versions, settings, clocks
 DOUBTED = {"A": 0.0, "B": 0.004, "C": 0.016}  # more noise of what is no table or log
 ASSUMED = 0.01  # of a speed whose acceptance was assumed
-GUESS = {"mtp": (0.02, 0.03), "dflash": (0.04, 0.12)}  # of tokens per step: on the model they are published of, on others
+GUESS = {
+    "mtp": (0.02, 0.03),
+    "dflash": (0.04, 0.12),
+}  # of tokens per step: on the model they are published of, on others
 OUTLIER, MOST = 0.35, 0.5  # misses beyond are noise of their own, and count no further
 NEAREST = 40  # rows that decide
 DOUBT_SHOWN = {"A": 0.0, "B": 0.05, "C": 0.15}  # likeness that a row loses where rows are shown
@@ -59,9 +61,9 @@ class Known:
         return self.row.evidence == "A" and told and same_recipe(here, self.setting)
 
     def expects(self, uncorrected: float, as_served: bool) -> list[float]:
-        """What this row lets expect of a plan of the same recipe: as much more or less than predicted as here and, where
-        the row says nothing of its context, the very same. `as_served`: the plan does not say how much of several users'
-        prompts is cached, and the row may have it so."""
+        """What this row lets expect of a plan of the same recipe: as much more or less than predicted as here and,
+        where the row says nothing of its context, the very same. `as_served`: the plan does not say how much of
+        several users' prompts is cached, and the row may have it so."""
         found = [uncorrected * self.measured / self.predicted]
         if not self.row.context_tokens or (as_served and self.row.users > 1):
             found.append(self.measured * (self.row.users if self.row.scope == "per_stream" else 1))
@@ -86,7 +88,8 @@ def setting_of(case: Case) -> Setting:
 
 
 def guess_of(drafter: str, model: str) -> float:
-    """Variance of the logarithm of tokens per step, where what was measured on one model or run is assumed of another."""
+    """Variance of the logarithm of tokens per step, where what was measured on one model or run is assumed of
+    another."""
     own, other = GUESS.get(drafter, (0.0, 0.0))
     return own if model == MEASURED_WITH else other
 
@@ -126,9 +129,10 @@ class Corrector:
         low, high = exp(mean - side), exp(mean + side)
         recipe = [k for k in self.known if k.of_recipe(here)]
         values = [value / uncorrected for k in recipe for value in k.expects(uncorrected, as_served)]
+        low_before, high_before = -spread[1], -spread[0]
         outside = tuple(
             k.row for k in recipe
-            if not all(-spread[1] <= log(value / uncorrected) <= -spread[0] for value in k.expects(uncorrected, as_served))
+            if not all(low_before <= log(v / uncorrected) <= high_before for v in k.expects(uncorrected, as_served))
         )  # fmt: skip
         return Correction(exp(mean), min([low, *values]), max([high, *values]), outside)
 
@@ -159,7 +163,12 @@ def _share(here: Setting, there: Setting) -> float:
     like = likeness(here, replace(there, context=here.context) if unstated else there)
     text = here.drafter == "none" or here.kind == there.kind
     users = here.users == there.users
-    return 0.2 * like.weights + (0.3 * like.box + 0.5 * like.recipe) * (0.9 if unstated else 1.0) + 0.1 * text + 0.3 * users
+    return (
+        0.2 * like.weights
+        + (0.3 * like.box + 0.5 * like.recipe) * (0.9 if unstated else 1.0)
+        + 0.1 * text
+        + 0.3 * users
+    )
 
 
 def _told(here: Setting, row: Row) -> float:

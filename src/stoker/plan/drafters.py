@@ -58,14 +58,17 @@ def has(model: Model, draft: Draft) -> bool:
 
 
 def sure(draft: Draft, speed: Speed, kind: str, model: Model) -> float:
-    """What a drafter is compared by: its speed, or where its acceptance is another model's, the low end of its range."""
+    """What a drafter is compared by: its speed, or where its acceptance is another model's, the low end of its
+    range."""
     other = draft.drafting and "measured on" in acceptance(draft, kind, model=model.name).said_by
     return speed.low if other else speed.tokens_per_s
 
 
 def _because(best: Draft, found: dict[Draft, Speed], cast: Forecaster, kind: str) -> str:
     if len(found) == 1:
-        why = "the model has none" if not cast.model.mtp_layers and not cast.model.drafter else f"{cast.engine} runs none"
+        why = (
+            "the model has none" if not cast.model.mtp_layers and not cast.model.drafter else f"{cast.engine} runs none"
+        )
         return f"no drafts: {why} that the planner knows"
     by_kind: dict[str, Draft] = {}
     for draft in found:

@@ -89,8 +89,8 @@ def _speed(answer: Answer) -> Iterator[str]:
         )
     yield (
         f"  x {speed.factor:.3f} for what measured runs like it had more or less than predicted = "
-        f"≈ {speed.tokens_per_s:.1f} tok/s predicted, {speed.low:.1f} to {speed.high:.1f}: four rows in five of sources "
-        "never seen, and every grade-A row of the recipe"
+        f"≈ {speed.tokens_per_s:.1f} tok/s predicted, {speed.low:.1f} to {speed.high:.1f}: four rows in five of "
+        "sources never seen, and every grade-A row of the recipe"
     )
     yield (
         f"  limit: {speed.users} x {speed.accepted:.2f} / ({speed.reads.total / 1e9:.3f} GB / {paper:g} GB/s) = "

@@ -10,9 +10,9 @@ from stoker.plan.correction import Correction, Corrector, Known, guess_of, known
 from stoker.plan.evidence import Row, of_models
 from stoker.plan.likeness import Setting, setting
 from stoker.plan.models import Model
-from stoker.plan.speed import AS, Speed, fitted, predict, prompt_seconds, spread_of, unseen
-from stoker.sizes.memory import KV_ITEM
+from stoker.plan.speed import AS, Speed, predict, prompt_seconds, spread_of, unseen
 from stoker.plan.vllm_pool import block_tokens
+from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import MTP_DRAFT, Draft
 from stoker.sizes.weights import WeightBytes
 
@@ -58,7 +58,9 @@ class Forecaster:
         return self._correctors[key]
 
     def setting(self, draft: Draft, kind: str, context: int, users: int, guess: float = 0.0) -> Setting:
-        return setting(self.model, self.key, self.box.of_rows, self.engine, "", draft, kind, context, users, self.kv, guess)
+        return setting(
+            self.model, self.key, self.box.of_rows, self.engine, "", draft, kind, context, users, self.kv, guess
+        )
 
     def decode(self, draft: Draft, kind: str, accepted: float, context: int, users: int) -> Speed:
         """By the arithmetic alone, and of decoding alone."""
@@ -80,7 +82,9 @@ class Forecaster:
         accepted = accepted or acceptance(draft, kind, model=self.model.name)
         speed = self.decode(draft, kind, accepted.tokens_per_step, context, users)
         if users > 1:
-            speed = self._with_prompts(speed, context, self.turn(draft, context) if fresh is None else min(fresh, context))
+            speed = self._with_prompts(
+                speed, context, self.turn(draft, context) if fresh is None else min(fresh, context)
+            )
         guess = guess_of(draft.kind, self.model.name) if accepted.assumed and not accepted.asked else 0.0
         here = self.setting(draft, kind, context, users, guess)
         found = self.corrector(here).correct(

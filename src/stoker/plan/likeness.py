@@ -109,8 +109,8 @@ def _apart(a: int, b: int) -> float:
 
 
 def _contexts_agree(a: Setting, b: Setting) -> bool:
-    """Within a doubling. One that is not stated may be any that a single user's plan has by default; of several users it
-    was short."""
+    """Within a doubling. One that is not stated may be any that a single user's plan has by default; of several users
+    it was short."""
     if a.users == 1 and (a.context is None or b.context is None):
         return max(a.context or 0, b.context or 0) <= UNSTATED
     return _apart(a.context or 0, b.context or 0) <= 1.0

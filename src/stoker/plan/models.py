@@ -4,11 +4,10 @@ Qwen families are read by the engine's own `ModelConfig`; gpt-oss, which the eng
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ConfigError
 from stoker.sizes.network import Network, Weight
 from stoker.weights.config_fields import Fields
 from stoker.weights.model_config import FAMILIES, FULL, SLIDING, ModelConfig
@@ -25,6 +24,7 @@ class Model(Network):
     max_positions: int
     default_weights: str = "bf16"
     source: str = ""
+    note: str = ""  # what is not known of it, where it is not counted in full
     config: ModelConfig | None = field(default=None, repr=False)
 
 
@@ -35,14 +35,9 @@ def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any
     if kind == GPT_OSS:
         return _gpt_oss(Fields(text, where), name or GPT_OSS, extra)
     if kind not in FAMILIES:
-        missing = [
-            k for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size") if k not in text
-        ]
-        lacks = f"; it also lacks {', '.join(missing)}" if missing else ""
-        raise ConfigError(
-            f"{where}: model_type is {kind!r}, whose layers the planner cannot count{lacks}. "
-            f"It counts {', '.join(sorted(FAMILIES))} and {GPT_OSS}."
-        )
+        from stoker.plan.families import stranger
+
+        return stranger({**text, "model_type": kind.removesuffix("_text")}, name or kind, where)
     config = ModelConfig.from_dict(dict(raw), where)
     return Model.of(
         config,
@@ -55,10 +50,26 @@ def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any
     )
 
 
-def from_file(path: Path) -> Model:
+def from_file(path: Path, name: str = "") -> Model:
     from stoker.weights.json_file import read_json
 
-    return from_config(read_json(path), str(path), name=path.parent.name)
+    raw = read_json(path)
+    return replace(from_config(raw, str(path), name=name or path.parent.name), default_weights=_format_of(raw))
+
+
+# quant_method of a config.json -> the planner's nearest format
+METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "gptq-int4", "awq": "int4", "auto-round": "int4",
+           "intel/auto-round": "int4", "modelopt": "nvfp4-experts"}  # fmt: skip
+
+
+def _format_of(raw: Mapping[str, Any]) -> str:
+    quantised = raw.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return "bf16"
+    method = str(quantised.get("quant_method", ""))
+    if method == "compressed-tensors":
+        return "nvfp4" if "nvfp4" in str(quantised.get("format", "")) else "int4"
+    return METHODS.get(method, "bf16")
 
 
 def _gpt_oss(fields: Fields, name: str, extra: Mapping[str, Any]) -> Model:

@@ -16,7 +16,6 @@ from stoker.report.plan_parts import segments
 MARKS = {"good": "+", "degraded": "!", "not suitable": "x"}
 NARROWEST, WIDEST = 40, 120
 ROWS, ADVICE = 4, 3  # on the screen
-BETTER = {"on": "works", "off": "does not"}
 
 
 def screen(found: Answer, width: int) -> list[str]:
@@ -31,7 +30,10 @@ def screen(found: Answer, width: int) -> list[str]:
     notes = [*_conflicts(found), *(a.text for a in found.advice if _urgent(a, found))][:ADVICE]
     lines += [part for note in notes for part in _wrap(f"! {note}", width, "  ")]
     lines += ["", "To run it:", *_commands(found, width)]
-    lines += ["", *_wrap("More: --explain (arithmetic, sources, what else is known), --boxes, --html FILE, --json.", width)]
+    lines += [
+        "",
+        *_wrap("More: --explain (arithmetic, sources, what else is known), --boxes, --html FILE, --json.", width),
+    ]
     return lines
 
 
@@ -40,8 +42,8 @@ def everything(found: Answer, width: int) -> list[str]:
     width = max(NARROWEST, min(width, WIDEST))
     lines = ["", "Measured runs nearest to this plan, and where they are published:"]
     for row in found.evidence:
-        lines += _wrap(f"{row.id}  {_measured(row)}: {row.recipe}; {row.workload}; {row.timing}, graded {row.evidence}; "
-                       f"{row.link}, {row.date}", width, "      ")  # fmt: skip
+        said = f"{row.id}  {_measured(row)}: {row.recipe}; {row.workload}; {row.timing}, graded {row.evidence}"
+        lines += _wrap(f"{said}; {row.link}, {row.date}", width, "      ")
     if found.budget.flags:
         lines += ["", "vLLM's flags for it:", *_wrap(" ".join(found.budget.flags), width, "  ")]
     lines += ["", *_compat(found, width)] if found.compat else []
@@ -64,10 +66,11 @@ def _fit(found: Answer) -> str:
     if not found.fits:
         most = found.budget.max_context
         shorter = f" With {most:,} tokens of context it would fit." if most else ""
-        return f"Does not fit: {-found.budget.free_bytes:,} bytes ({-free:.1f} GiB) are missing of {total:.1f} GiB.{shorter}"
+        lacks = f"{-found.budget.free_bytes:,} bytes ({-free:.1f} GiB) are missing"
+        return f"Does not fit: {lacks} of {total:.1f} GiB.{shorter}"
     return (
-        f"Fits: {total:.1f} of {all_of:.1f} GiB, {free:.1f} left. {found.concurrent:,} requests of {found.ask.context:,} "
-        "tokens at a time."
+        f"Fits: {total:.1f} of {all_of:.1f} GiB, {free:.1f} left. {found.concurrent:,} requests of "
+        f"{found.ask.context:,} tokens at a time."
     )
 
 
@@ -76,17 +79,17 @@ def _speed(found: Answer, width: int) -> Iterator[str]:
     each = f", {s.per_user:.1f} each" if ask.users > 1 else ""
     lead = "" if found.fits else "If it did: "
     yield from _wrap(
-        f"{lead}≈ {s.tokens_per_s:.1f} tok/s predicted ({s.low:.0f} to {s.high:.0f}{each}) on {found.question.workload} "
-        f"text; ≈ {found.short.tokens_per_s:.0f} at {min(SHORT, ask.context)} tokens of context; physical limit "
-        f"{s.limit:.0f}.",
+        f"{lead}≈ {s.tokens_per_s:.1f} tok/s predicted ({s.low:.0f} to {s.high:.0f}{each}) on "
+        f"{found.question.workload} text; ≈ {found.short.tokens_per_s:.0f} at {min(SHORT, ask.context)} tokens of context; "
+        f"physical limit {s.limit:.0f}.",
         width,
     )
     yield from _wrap(_corrected(found), width)
     if found.cold is not None:
         new = "as asked" if found.question.fresh else "all but a turn of each prompt cached"
         yield from _wrap(
-            f"Prompts count: {s.prompts_s:.1f} s of them between answers of {s.answer} tokens ({new}); with every prompt "
-            f"cold ≈ {found.cold.tokens_per_s:.1f} tok/s.",
+            f"Prompts count: {s.prompts_s:.1f} s of them between answers of {s.answer} tokens ({new}); with every "
+            f"prompt cold ≈ {found.cold.tokens_per_s:.1f} tok/s.",
             width,
         )
     if ask.draft.drafting:
@@ -95,7 +98,9 @@ def _speed(found: Answer, width: int) -> Iterator[str]:
             f"{found.acceptance.tokens_per_step:.2f} tokens per step ({found.acceptance.said_by}{assumed}).", width
         )
     if ask.engine == "stoker":
-        yield from _wrap("Stoker's engine has not been measured on this box; its steps are assumed to cost vLLM's.", width)
+        yield from _wrap(
+            "Stoker's engine has not been measured on this box; its steps are assumed to cost vLLM's.", width
+        )
     first = ", ".join(f"{n:,}: {sec:.1f} s" for n, sec in found.first_token.items())
     yield from _wrap(f"First token of a cold prompt, predicted, by tokens: {first}.", width)
 
@@ -107,8 +112,8 @@ def _corrected(found: Answer) -> str:
     more = f" and {len(found.correction.towards) - 4} more" if len(found.correction.towards) > 4 else ""
     said = ", ".join(f"{row.id} {row.decode_tok_s:g}" for row in rows)
     return (
-        f"Corrected: the arithmetic alone says {found.speed.uncorrected:.1f}; measured runs of this recipe lie outside its "
-        f"range ({said}{more})."
+        f"Corrected: the arithmetic alone says {found.speed.uncorrected:.1f}; measured runs of this recipe lie outside "
+        f"its range ({said}{more})."
     )
 
 
@@ -169,7 +174,8 @@ def _conflicts(found: Answer) -> Iterator[str]:
         if finding.conflicting:
             yield f"{finding.topic}: sources contradict each other (--explain)."
         elif finding.verdict == "does not work":
-            yield f"{finding.topic}: {finding.standing[0].statement if finding.standing else finding.rules[0].statement}."
+            rule = finding.standing[0] if finding.standing else finding.rules[0]
+            yield f"{finding.topic}: {rule.statement}."
 
 
 def _urgent(advice: Advice, found: Answer) -> bool:

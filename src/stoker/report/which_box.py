@@ -15,8 +15,9 @@ def table(lines: Sequence[Line], width: int) -> list[str]:
     ask = first.ask
     users = "1 user" if ask.users == 1 else f"{ask.users} users"
     found = [f"{first.model.name}: which box? {users} x {ask.context:,} tokens, {first.question.workload} text"]
-    found += columns(HEADS if width >= NARROW else (*HEADS[:1], *HEADS[2:]), [_cells(line, width) for line in lines], width,
-                     right=(2, 3) if width >= NARROW else (1, 2))  # fmt: skip
+    wide = width >= NARROW
+    heads, right = (HEADS, (2, 3)) if wide else ((HEADS[0], *HEADS[2:]), (1, 2))
+    found += columns(heads, [_cells(line, wide) for line in lines], width, right)
     sources: dict[str, list[str]] = {}
     for box in (line.answer.box for line in lines):
         if box.price_usd:
@@ -35,14 +36,16 @@ def table(lines: Sequence[Line], width: int) -> list[str]:
 HEADS = ("box", "recipe", "≈ tok/s", "price $", "measured")
 
 
-def _cells(line: Line, width: int) -> tuple[str, ...]:
+def _cells(line: Line, wide: bool) -> tuple[str, ...]:
     a, s = line.answer, line.answer.speed
     recipe = f"{a.weights_key}{f' {a.ask.draft}' if a.ask.draft.drafting else ''}, {a.ask.engine}"
-    speed = f"{s.tokens_per_s:.0f} ({s.low:.0f}-{s.high:.0f})" if a.fits else f"{-a.budget.free_bytes / GIB:.0f} GiB short"
+    speed = (
+        f"{s.tokens_per_s:.0f} ({s.low:.0f}-{s.high:.0f})" if a.fits else f"{-a.budget.free_bytes / GIB:.0f} GiB short"
+    )
     price = f"{a.box.price_usd:,.0f}" if a.box.price_usd else ""
     measured = "-"
     for row in line.evidence[:1]:
         drafter = row.drafter if row.drafter != "none" else row.weights
-        measured = f"{row.decode_tok_s:g} {row.evidence}" + (f", {drafter}" if width >= NARROW and drafter else "")
+        measured = f"{row.decode_tok_s:g} {row.evidence}" + (f", {drafter}" if wide and drafter else "")
     cells = (a.box.key, recipe, speed, price, measured)
-    return cells if width >= NARROW else (cells[0], *cells[2:])
+    return cells if wide else (cells[0], *cells[2:])
