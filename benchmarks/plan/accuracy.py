@@ -159,10 +159,11 @@ def show(console: Console, report: dict[str, Any], held: Sequence[Held]) -> None
     console.print(worst)
     console.print(f"{report['predicted_above_the_physical_limit']} predictions above the physical limit")
     found = report["ranges"]
+    missing = f"; not: {', '.join(found['grade_A_rows_not_held'])}" if found["grade_A_rows_not_held"] else ""
     console.print(
         f"Ranges as shown: median width {found['median_width']} (without correction "
         f"{found['median_width_without_correction']}); {found['grade_A_rows_held']} of {found['grade_A_rows']} grade-A "
-        f"rows lie within that of their own case, not {', '.join(found['grade_A_rows_not_held']) or 'one'}."
+        f"rows lie within that of their own case{missing}."
     )
     for reason, count in report["not_predicted"].items():
         console.print(f"{count:4d} rows not predicted: {reason}")

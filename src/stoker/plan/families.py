@@ -40,7 +40,14 @@ def stranger(config: Mapping[str, Any], name: str, source: str) -> Model:
         from stoker.plan.general import general
 
         return general(config, name, source)
-    return build(Fields(dict(config), name), name, source)
+    return build(Fields({**_every(config), **config}, name), name, source)
+
+
+def _every(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Files list the kind of every layer; tables here say every how many attention is full."""
+    types = config.get("layer_types")
+    full = isinstance(types, list) and FULL in types
+    return {"full_attention_every": types.index(FULL) + 1} if full and isinstance(types, list) else {}
 
 
 def sized(name: str, active_parameters: float, parameters: float) -> Model:

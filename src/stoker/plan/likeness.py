@@ -74,11 +74,11 @@ class Likeness:
 def likeness(a: Setting, b: Setting) -> Likeness:
     model = float(a.model == b.model)
     engine = a.engine == b.engine
-    users = exp(-abs(log(a.users / b.users)) / USERS_SCALE)
+    users = exp(-abs(log(a.users) - log(b.users)) / USERS_SCALE)
     context = exp(-_apart(a.context or 0, b.context or 0) / CONTEXT_SCALE)  # where none is stated, it was short
     box = float(engine and (a.box, a.devices) == (b.box, b.devices)) * _backend(a.backend, b.backend)
     weights = 1.0 if a.weights == b.weights else OTHER_FORMAT if _family(a.weights) == _family(b.weights) else 0.0
-    drafting = float(a.drafter == b.drafter) * exp(-abs(log((1 + a.depth) / (1 + b.depth))) / DEPTH_SCALE)
+    drafting = float(a.drafter == b.drafter) * exp(-abs(log(1 + a.depth) - log(1 + b.depth)) / DEPTH_SCALE)
     here = model * box * users * context
     return Likeness(
         model=model,
@@ -105,7 +105,7 @@ def same_recipe(a: Setting, b: Setting) -> bool:
 
 def _apart(a: int, b: int) -> float:
     """Doublings between two contexts."""
-    return abs(log2(max(a, SHORT) / max(b, SHORT)))
+    return abs(log2(max(a, SHORT)) - log2(max(b, SHORT)))
 
 
 def _contexts_agree(a: Setting, b: Setting) -> bool:

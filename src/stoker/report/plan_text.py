@@ -27,7 +27,8 @@ def screen(found: Answer, width: int) -> list[str]:
     lines += ["", *_drafts(found, width)]
     lines += ["", *_evidence(found.evidence[:ROWS], width)]
     lines += ["", *_memory(found, width)]
-    notes = [*_conflicts(found), *(a.text for a in found.advice if _urgent(a, found))][:ADVICE]
+    unknown = [f"{found.model.name} is {found.model.note}."] if found.model.note else []
+    notes = [*unknown, *_conflicts(found), *(a.text for a in found.advice if _urgent(a, found))][:ADVICE]
     lines += [part for note in notes for part in _wrap(f"! {note}", width, "  ")]
     lines += ["", "To run it:", *_commands(found, width)]
     lines += [
@@ -80,8 +81,8 @@ def _speed(found: Answer, width: int) -> Iterator[str]:
     lead = "" if found.fits else "If it did: "
     yield from _wrap(
         f"{lead}≈ {s.tokens_per_s:.1f} tok/s predicted ({s.low:.0f} to {s.high:.0f}{each}) on "
-        f"{found.question.workload} text; ≈ {found.short.tokens_per_s:.0f} at {min(SHORT, ask.context)} tokens of context; "
-        f"physical limit {s.limit:.0f}.",
+        f"{found.question.workload} text; ≈ {found.short.tokens_per_s:.0f} at {min(SHORT, ask.context)} tokens of "
+        f"context; physical limit {s.limit:.0f}.",
         width,
     )
     yield from _wrap(_corrected(found), width)
