@@ -39,8 +39,8 @@ INTRODUCTION = """
 Written by `make seeds` from `src/stoker/plan/data/seeds.csv`; do not edit. Nothing here was run on the hardware it is
 about: *predicted* is what the planner computes from shapes, bytes and a fit to published rows (docs/plan.md), with the
 range of four in five rows and the physical limit, before `stoker plan` corrects it by rows like the case at hand: these
-figures are among those rows, and would be compared with themselves. Rows of these documents are among those the fit saw;
-how well it does on sources it did not see is in docs/plan.md.
+figures are among those rows, and would be compared with themselves. Rows of these documents are among those the fit
+saw; how well it does on sources it did not see is in docs/plan.md.
 
 *Reproduced*: within 15 %, or exact where bytes are counted. *Contradicted*: by arithmetic, by another source, or (then
 it says so) by a prediction that misses a measurement, which stands. *Cannot be run here*: needs the box, and bytes do

@@ -8,9 +8,13 @@ from stoker.plan.catalog import GIB, boxes, find_box, find_model
 from stoker.plan.speed import unseen
 from stoker.plan.which_box import which_box
 
+NAMES = {
+    "4090": "rtx-4090", "5090": "rtx-5090", "pro-6000": "rtx-pro-6000", "mac": "mac-m3-ultra", "m4-max": "mac-m4-max",
+    "Framework": "framework-desktop",
+}  # fmt: skip
 
-@pytest.mark.parametrize(("name", "key"), [("4090", "rtx-4090"), ("5090", "rtx-5090"), ("pro-6000", "rtx-pro-6000"),
-                                           ("mac", "mac-m3-ultra"), ("Framework", "framework-desktop"), ("m4-max", "mac-m4-max")])  # fmt: skip
+
+@pytest.mark.parametrize(("name", "key"), NAMES.items())
 def test_boxes_have_the_names_that_people_type(name: str, key: str) -> None:
     assert find_box(name).key == key
 
@@ -42,7 +46,8 @@ def test_a_box_by_its_numbers_is_planned_like_the_one_that_has_them() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("mem=128GB", "mem and bw are needed"), ("mem=128GB,bw=fast", "bw=fast is no amount"), ("mem=1,bw=2,colour=red", "'colour'"),
+    [("mem=128GB", "mem and bw are needed"), ("mem=128GB,bw=fast", "bw=fast is no amount"),
+     ("mem=1,bw=2,colour=red", "'colour'"),
      ("mem=0GB,bw=273GB/s", "no number above zero"), ("mem=64GB,bw=200GB/s,unified=maybe", "yes or no")],
 )  # fmt: skip
 def test_numbers_that_make_no_box_are_named(text: str, words: str) -> None:

@@ -17,7 +17,7 @@ from stoker.plan.correction import Correction, nearest
 from stoker.plan.drafters import Choice, choose
 from stoker.plan.evidence import Row
 from stoker.plan.forecast import Forecaster
-from stoker.plan.memory import Ask, Budget, budget, find_engine
+from stoker.plan.memory import Ask, Budget, budget, check, find_engine
 from stoker.plan.models import GPT_OSS, Model
 from stoker.plan.speed import Speed, first_token_s, prefill_tokens_per_s
 from stoker.sizes.step import Draft
@@ -159,6 +159,7 @@ def answer(question: Question, box: Box | None = None) -> Answer:
     cast = Forecaster(model, weighed, key, box, engine, kv)
     named = question.draft or recipe.get("draft")
     asked = parse_draft(named) if named else None
+    check(model, Ask(context, question.users, asked or Draft(), kv, engine))
     choice, compared = choose(cast, asked, kind, context, question.users, question.fresh)
     draft = choice.draft
     ask = Ask(context, question.users, draft, kv, engine, question.prefix_cache_gib)

@@ -16,6 +16,7 @@ from stoker.sizes.weights import GGUF, Scheme
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
+HUB_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,9 @@ def schemes() -> dict[str, Scheme]:
     }  # fmt: skip
 
 
-def find_model(name: str) -> Model:
+def find_model(name: str, fetch: bool = True) -> Model:
     """A model of the catalogue by any of its names, one of those that are only evidence, a checkpoint directory, a
-    config.json, `demo`, or a repository of the hub, whose config.json alone is fetched."""
+    config.json, `demo`, or a repository of the hub, whose config.json alone is fetched if `fetch`."""
     from stoker.demo import NAME, checkpoint_at
     from stoker.plan.models import from_file
 
@@ -170,7 +171,7 @@ def find_model(name: str) -> Model:
             return replace(_other(entry["name"]), default_weights=entry.get("default_weights", "fp8"))
     if model_by_size := _of_size(name):
         return model_by_size
-    if re.fullmatch(r"(hf:)?[\w.-]+/[\w.-]+", name):
+    if fetch and re.fullmatch(r"(hf:)?[\w.-]+/[\w.-]+", name):
         return _of_hub(name)
     near = suggestion(name, {alias: known for known, aliases in _names().items() for alias in aliases})
     raise RequestError(
@@ -203,13 +204,18 @@ def _of_hub(name: str) -> Model:
             f"unknown model {name!r}; to ask the hub for its config.json, huggingface_hub is needed: "
             "pip install -e '.[server]'."
         )
-    from stoker.weights.hub import Hub, parse_repository
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    at, revision = parse_repository(f"hf:{repository}")
-    return replace(
-        from_file(Hub(at, revision).cached_file("config.json"), repository.rsplit("/", 1)[-1]),
-        source=f"hf:{repository}",
-    )
+    try:
+        file = hf_hub_download(repository, "config.json", etag_timeout=HUB_TIMEOUT_S)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RequestError(
+            f"unknown model {name!r}, and its config.json could not be fetched from the hub ({first}). Give a "
+            "directory, a config.json, or one of the models that stoker evidence lists."
+        ) from error
+    return replace(from_file(Path(file), repository.rsplit("/", 1)[-1]), source=f"hf:{repository}")
 
 
 def find_box(name: str) -> Box:

@@ -21,7 +21,7 @@ COUNTED = (
     "deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2", "minimax_m2", "minimax_m3_vl_text", "mistral4", "step3p7",
     "qwen4_exp",
 )  # fmt: skip
-PLAIN = "{} is not a family that the planner knows: counted as a plain transformer from its config.json"
+PLAIN = "of a family ({}) that the planner does not know, and counted as a plain transformer from its config.json"
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 

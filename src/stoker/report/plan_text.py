@@ -133,7 +133,7 @@ def _evidence(rows: Sequence[Row], width: int) -> Iterator[str]:
     if not rows:
         yield from _wrap("Nobody published a measurement of this model that we know of.", width)
         return
-    yield "Measured nearest to it (tok/s, box, recipe, text; A is best):"
+    yield "Measured nearest to it (tok/s, box, recipe, text, grade):"
     for row in rows:
         head = f"{row.decode_tok_s:>6g}  {_place(row)}, "
         tail = f" ({row.evidence}) {row.id}"

@@ -15,7 +15,7 @@ def rows_of(receipt: Receipt, file: str) -> list[Row]:
     """One for each workload that has a speed. `file` is where the receipt lies."""
     recipe, source = receipt.recipe, receipt.revisions[0].source if receipt.revisions else ""
     try:
-        model = find_model(recipe.plan or source)
+        model = find_model(recipe.plan or source, fetch=False)
     except StokerError as error:
         raise ReceiptError(
             f"the planner does not know the model of {file}, so a row of it would never be shown: {error}"
