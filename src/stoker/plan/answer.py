@@ -13,7 +13,7 @@ from stoker.plan.advice import Advice, Verdict, advise, verdicts
 from stoker.plan.catalog import Box, find_box, find_model, find_scheme, is_gguf, read
 from stoker.plan.commands import Command, commands
 from stoker.plan.compat import Finding, findings
-from stoker.plan.correction import Correction, nearest
+from stoker.plan.correction import Correction
 from stoker.plan.drafters import Choice, choose
 from stoker.plan.evidence import Row
 from stoker.plan.forecast import Forecaster
@@ -189,7 +189,7 @@ def answer(question: Question, box: Box | None = None) -> Answer:
             n: first_token_s(model, weighed, box, n, engine=engine) for n in prompt_lengths(context)
         },
         prefill=prefill_tokens_per_s(model, box, engine, context),
-        evidence=nearest(cast.rows, cast.setting(draft, kind, context, ask.users)),
+        evidence=cast.nearest(draft, kind, context, ask.users),
         compat=findings(box, model, key, draft, engine),
         advice=advise(cast, ask, planned, question.utilization),
         verdicts=verdicts(model, weighed, box, ask) if planned.fits else (),

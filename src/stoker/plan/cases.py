@@ -62,9 +62,15 @@ class Case:
         return with_prompts(decode, seconds, row.output_tokens or ANSWER).uncorrected
 
 
-@cache
+_WEIGHED: dict[tuple[str, str], WeightBytes] = {}
+
+
 def weighed(model: Model, key: str) -> WeightBytes:
-    return WeightBytes.of(model, scheme_of(key))
+    """Of a row's model, kept by its name: hashing all its weights would take longer than weighing them."""
+    found = _WEIGHED.get((model.name, key))
+    if found is None:
+        found = _WEIGHED[model.name, key] = WeightBytes.of(model, scheme_of(key))
+    return found
 
 
 def why_not(row: Row) -> str:

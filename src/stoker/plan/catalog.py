@@ -128,7 +128,6 @@ def _other(name: str) -> Model:
     return stranger(entry["config"], entry["name"], entry["source"])
 
 
-@cache
 def names_of_rows(model: Model) -> tuple[str, ...]:
     """The names, in lower case, under which rows have this model or one of the same shape."""
     entries = read("models.toml")["model"]

@@ -142,9 +142,9 @@ class Corrector:
         return SOURCE if k.row.own and k.setting.model == here.model else 0.0
 
 
-def nearest(rows: Sequence[Row], here: Setting, limit: int = 5) -> tuple[Row, ...]:
+def nearest(rows: Sequence[Row], known: Sequence[Known], here: Setting, limit: int = 5) -> tuple[Row, ...]:
     """Measured rows most like a plan in all of its case; a second opinion says more than the third row of a table."""
-    alike = {k.row.id: _share(here, k.setting) for k in known_of(rows, blind=here.drafter != "none")}
+    alike = {k.row.id: _share(here, k.setting) for k in known}
     ranked = sorted(
         (-alike.get(row.id, _told(here, row)) + DOUBT_SHOWN[row.evidence], -day(row.date), row.id, row)
         for row in rows if row.decode_tok_s is not None

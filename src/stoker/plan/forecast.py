@@ -6,7 +6,7 @@ from functools import cached_property
 from stoker.plan.acceptance import Acceptance, acceptance
 from stoker.plan.cases import ANSWER
 from stoker.plan.catalog import Box, find_scheme, names_of_rows
-from stoker.plan.correction import Correction, Corrector, Known, guess_of, known_of
+from stoker.plan.correction import Correction, Corrector, Known, guess_of, known_of, nearest
 from stoker.plan.evidence import Row, of_models
 from stoker.plan.likeness import Setting, setting
 from stoker.plan.models import Model
@@ -47,14 +47,22 @@ class Forecaster:
     def _correctors(self) -> dict[tuple[str, int, bool], Corrector]:
         return {}
 
+    def known(self, blind: bool) -> tuple[Known, ...]:
+        """The rows that can be predicted, told their acceptance or not."""
+        if blind not in self._known:
+            self._known[blind] = known_of(self.rows, blind=blind)
+        return self._known[blind]
+
+    def nearest(self, draft: Draft, kind: str, context: int, users: int, limit: int = 5) -> tuple[Row, ...]:
+        here = self.setting(draft, kind, context, users)
+        return nearest(self.rows, self.known(draft.drafting), here, limit)
+
     def corrector(self, here: Setting) -> Corrector:
         """Rows near one setting are near others of the drafter and as many users."""
         blind = here.guess > 0
         key = (here.drafter, here.users, blind)
         if key not in self._correctors:
-            if blind not in self._known:
-                self._known[blind] = known_of(self.rows, blind=blind)
-            self._correctors[key] = Corrector(here, self._known[blind])
+            self._correctors[key] = Corrector(here, self.known(blind))
         return self._correctors[key]
 
     def setting(self, draft: Draft, kind: str, context: int, users: int, guess: float = 0.0) -> Setting:

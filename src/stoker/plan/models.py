@@ -3,12 +3,13 @@
 Qwen families are read by the engine's own `ModelConfig`; gpt-oss, which the engine does not run, is counted here.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.sizes.network import Network, Weight
+from stoker.sizes.network import Network, Shape, Weight
 from stoker.weights.config_fields import Fields
 from stoker.weights.model_config import FAMILIES, FULL, SLIDING, ModelConfig
 from stoker.weights.names import ATTENTION, EMBEDDING, HEAD, ROUTED, ROUTER, group_of
@@ -39,7 +40,7 @@ def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any
 
         return stranger({**text, "model_type": kind.removesuffix("_text")}, name or kind, where)
     config = ModelConfig.from_dict(dict(raw), where)
-    return Model.of(
+    whole = Model.of(
         config,
         name=name or config.family,
         family=config.family,
@@ -48,6 +49,17 @@ def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any
         config=config,
         **extra,
     )
+    return replace(whole, weights=_merged(whole.weights))
+
+
+def _merged(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """Weights that layers have alike as one with a count: formats ask for names and shapes, never for a layer."""
+    found: dict[tuple[str, str, str, Shape], Weight] = {}
+    for weight in weights:
+        key = (re.sub(r"\.\d+\.", ".", weight.name), weight.group, weight.part, weight.shape)
+        before = found.get(key)
+        found[key] = weight if before is None else replace(before, count=before.count + weight.count)
+    return tuple(found.values())
 
 
 def from_file(path: Path, name: str = "") -> Model:

@@ -8,7 +8,6 @@ from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance
 from stoker.plan.answer import default_engine, parse_draft, recipes
 from stoker.plan.catalog import Box, find_box, find_scheme, models
-from stoker.plan.correction import nearest
 from stoker.plan.drafters import sure
 from stoker.plan.evidence import Row
 from stoker.plan.forecast import Forecaster
@@ -114,7 +113,7 @@ def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need
     accepted = acceptance(draft, need.kind, model=model.name)
     cast = Forecaster(model, weighed, recipe["weights"], box, recipe["engine"], ask.kv)
     speed = cast.speed(draft, need.kind, context=context, users=need.users, accepted=accepted)
-    near = nearest(cast.rows, cast.setting(draft, need.kind, context, need.users), 3)
+    near = cast.nearest(draft, need.kind, context, need.users, 3)
     return Choice(
         model=model,
         recipe=key,
