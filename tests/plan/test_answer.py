@@ -229,11 +229,13 @@ def test_the_drafter_is_the_fastest_that_the_engine_supports_with_the_reason() -
 
 
 def test_prompts_of_several_users_count_as_far_as_they_are_not_cached() -> None:
-    def together(**more: int) -> float:
-        asked = Question("122b", "spark", weights="nvfp4", draft="mtp:2", kv="fp8", context=108_000, users=4, **more)
+    def together(fresh: int | None) -> float:
+        asked = Question(
+            "122b", "spark", weights="nvfp4", draft="mtp:2", kv="fp8", context=108_000, users=4, fresh=fresh
+        )
         return answer(asked).speed.tokens_per_s
 
-    cold, turn, cached = together(fresh=108_000), together(), together(fresh=64)
+    cold, turn, cached = together(108_000), together(None), together(64)
     assert cold < 5 < turn < 25 < cached
     found = answer(Question("122b", "spark", users=4, context=108_000))
     assert found.cold is not None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.plan.acceptance import MEASURED_WITH, acceptance
+from stoker.plan.cases import SHORT_CONTEXT
 from stoker.plan.catalog import GIB, Box
 from stoker.plan.forecast import Forecaster
 from stoker.plan.memory import SWAPS_ABOVE, Ask, Budget
@@ -79,7 +80,7 @@ def _nvfp4(cast: Forecaster, ask: Ask) -> Iterator[Advice]:
         return
     light = cast.with_weights("int4")
     other = light.weights
-    here, there = _speed(cast, ask, Draft(), "mixed"), _speed(light, ask, Draft(), "mixed")
+    here, there = (each.speed(Draft(), "mixed", context=SHORT_CONTEXT) for each in (cast, light))
     wide = [
         g for g in (DELTANET, HEAD, SHARED) if weights.formats.get(g) == "bf16" and other.groups[g] < weights.groups[g]
     ]

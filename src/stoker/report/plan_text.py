@@ -15,7 +15,7 @@ from stoker.report.plan_parts import segments
 
 MARKS = {"good": "+", "degraded": "!", "not suitable": "x"}
 NARROWEST, WIDEST = 40, 120
-ROWS, ADVICE = 4, 3  # on the screen
+ROWS, NOTES = 4, 2  # on the screen
 
 
 def screen(found: Answer, width: int) -> list[str]:
@@ -26,14 +26,14 @@ def screen(found: Answer, width: int) -> list[str]:
     lines += ["", *_wrap(_fit(found), width), *_speed(found, width)]
     lines += ["", *_drafts(found, width)]
     lines += ["", *_evidence(found.evidence[:ROWS], width)]
-    lines += ["", *_memory(found, width)]
+    lines += _memory(found, width)
     unknown = [f"{found.model.name} is {found.model.note}."] if found.model.note else []
-    notes = [*unknown, *_conflicts(found), *(a.text for a in found.advice if _urgent(a, found))][:ADVICE]
+    notes = [*unknown, *_conflicts(found), *(a.text for a in found.advice if _urgent(a, found))][:NOTES]
     lines += [part for note in notes for part in _wrap(f"! {note}", width, "  ")]
     lines += ["", "To run it:", *_commands(found, width)]
     lines += [
         "",
-        *_wrap("More: --explain (arithmetic, sources, what else is known), --boxes, --html FILE, --json.", width),
+        *_wrap("More: --explain (sources, arithmetic), --boxes, --html FILE.", width),
     ]
     return lines
 
@@ -171,10 +171,11 @@ def _memory(found: Answer, width: int) -> Iterator[str]:
 
 
 def _conflicts(found: Answer) -> Iterator[str]:
+    disputed = [finding.topic for finding in found.compat if finding.conflicting]
+    if disputed:
+        yield f"{' and '.join(disputed)}: sources contradict each other (--explain)."
     for finding in found.compat:
-        if finding.conflicting:
-            yield f"{finding.topic}: sources contradict each other (--explain)."
-        elif finding.verdict == "does not work":
+        if finding.verdict == "does not work":
             rule = finding.standing[0] if finding.standing else finding.rules[0]
             yield f"{finding.topic}: {rule.statement}."
 
