@@ -61,7 +61,7 @@ def _one(box: "Box", need: "Need", choices: "tuple[Choice, ...]", width: int) ->
         rows.append(cells if wide else (cells[0], cells[1], cells[2], measured[0].split()[0] if measured else "-"))
     heads = ("model", "recipe", "≈ tok/s", *(("GiB left",) if wide else ()), "measured")
     table = columns(heads, rows, width, right=(2, 3) if wide else (2,))
-    return [f"{box.name}, for {need.title}", *table, *_legend(need, list(choices), width)]
+    return [*textwrap.wrap(f"{box.name}, for {need.title}", width), *table, *_legend(need, list(choices), width)]
 
 
 def _several(found: "list[tuple[Box, tuple[Choice, ...]]]", need: "Need", width: int) -> list[str]:

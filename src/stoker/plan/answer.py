@@ -120,7 +120,7 @@ class Answer:
                 "vllm_flags": list(b.flags),
             },
             "speed": {
-                "what": "predicted decode speed of all users together, at the context asked for",
+                "what": "predicted speed of all users together at the context asked for; of several, with their prompts",
                 "workload": self.question.workload,
                 **_speed(s),
                 "uncorrected_tokens_per_s": round(s.uncorrected, 1),
@@ -182,7 +182,7 @@ def answer(question: Question, box: Box | None = None) -> Answer:
         speed=speed,
         correction=correction,
         choice=choice,
-        short=told(min(SHORT, context), None)[0],
+        short=told(min(SHORT, context), question.fresh)[0],
         cold=told(context, context)[0] if ask.users > 1 else None,
         compared=tuple(Compared(*each) for each in compared),
         first_token={

@@ -57,7 +57,7 @@ def memory_bar(answer: Answer, width: int) -> Chart:
 def speed_chart(answer: Answer, draft: Draft, width: int) -> Chart:
     """Tokens per second over tokens per step, for the drafter that is planned or, without one, one it could have."""
     height, left, top, bottom = 348, 48, 24, 44
-    plain = _at(answer, Draft(), 1.0).tokens_per_s
+    plain = answer.compared[0].general.tokens_per_s  # the table's first line: no drafts
     level_name = f"no drafting ({plain:.0f})"
     right = width - CHARACTER * max(len(f"{draft}, predicted"), len(level_name)) - 12
     most = draft.verified
