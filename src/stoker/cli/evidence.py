@@ -11,6 +11,8 @@ import typer
 
 from stoker.cli.progress import output_console
 
+WIDE = 76  # characters from which there is room for a table with sources
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -63,7 +65,11 @@ def evidence(
     ordered = sorted(rows, key=lambda row: (row.box, row.boxes, row.users, -(row.decode_tok_s or 0.0)))
     own = sum(row.own for row in rows)
     yours = f", and {own} of your own" if own else ""
-    console.print(evidence_table(ordered, f"{len(rows) - own} published measurements of {name}{yours}"))
+    title = f"{len(rows) - own} published measurements of {name}{yours}"
+    if console.width < WIDE:
+        typer.echo("\n".join(_narrow(ordered, title, console.width)))
+    else:
+        console.print(evidence_table(ordered, title))
     print_links(ordered, console)
     console.print(
         "Grades: A a table or log of the run, B a figure in a post, C hearsay or crowd-submitted.", style="dim"
@@ -121,6 +127,22 @@ def _box(row: "Row") -> str:
 
 def _named(box: str, count: int) -> str:
     return f"{count}x {box}" if count > 1 else box
+
+
+def _narrow(rows: "Sequence[Row]", title: str, width: int) -> list[str]:
+    """One line for each row: speed, grade, box and users, name, recipe and text as far as there is room."""
+    from stoker.report.columns import columns
+    from stoker.report.plan_text import place, short
+
+    cells = [
+        ("-" if row.decode_tok_s is None else f"{row.decode_tok_s:g}", row.evidence, place(row), row.id,
+         f"{short(row)}; {row.workload}")
+        for row in rows
+    ]  # fmt: skip
+    return [
+        *textwrap.wrap(title, width),
+        *columns(("tok/s", "", "box", "row", "recipe; text"), cells, width, right=(0,)),
+    ]
 
 
 def _add(file: Path, quiet: bool) -> None:

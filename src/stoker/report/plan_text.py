@@ -135,19 +135,19 @@ def _evidence(rows: Sequence[Row], width: int) -> Iterator[str]:
         return
     yield "Measured nearest to it (tok/s, box, recipe, text, grade):"
     for row in rows:
-        head = f"{row.decode_tok_s:>6g}  {_place(row)}, "
+        head = f"{row.decode_tok_s:>6g}  {place(row)}, "
         tail = f" ({row.evidence}) {row.id}"
         room = width - len(head) - len(tail)
-        yield head + _cut(f"{_short(row)}; {row.workload}", room).ljust(room) + tail
+        yield head + _cut(f"{short(row)}; {row.workload}", room).ljust(room) + tail
 
 
-def _place(row: Row) -> str:
+def place(row: Row) -> str:
     count = f"{row.boxes}x " if row.boxes > 1 else ""
     users = f" {row.users} users" if row.users > 1 else ""
     return f"{count}{row.box}{users}"
 
 
-def _short(row: Row) -> str:
+def short(row: Row) -> str:
     """Weights and drafter, as the planner calls them."""
     depth = f":{row.depth}" if row.drafter != "none" and row.depth else ""
     draft = "" if row.drafter == "none" else f" {row.drafter}{depth}"
@@ -159,7 +159,7 @@ def _measured(row: Row) -> str:
     users = f", {row.users} users {'together' if row.scope == 'aggregate' else 'each'}" if row.users > 1 else ""
     context = f" at {row.context_tokens:,} tokens" if row.context_tokens else ""
     steps = f", {row.tokens_per_step:g} per step" if row.drafter != "none" and row.tokens_per_step else ""
-    return f"{row.decode_tok_s:g} tok/s on {_place(row)}{context}{users}{steps}"
+    return f"{row.decode_tok_s:g} tok/s on {place(row)}{context}{users}{steps}"
 
 
 def _memory(found: Answer, width: int) -> Iterator[str]:
