@@ -12,7 +12,7 @@ from tools import plan_fit as fitting
 from stoker.plan.answer import Question, answer
 from stoker.plan.cases import cases_of
 from stoker.plan.correction import Corrector, Known, covariance, known_of, setting_of
-from stoker.plan.evidence import AGENT, COUNTING, measurements, of_model
+from stoker.plan.evidence import AGENT, COUNTING, Row, measurements, of_model
 from stoker.plan.likeness import Setting, likeness, same_recipe
 from stoker.plan.speed import fitted
 
@@ -78,17 +78,25 @@ def test_so_do_rows_whose_acceptance_nobody_told_the_planner() -> None:
     assert [h.case.row.id for h in found if h.case.row.evidence == "A" and not h.holds] == []
 
 
-def test_where_accuracy_is_measured_nothing_of_a_rows_own_source_corrects_it() -> None:
+def test_where_accuracy_is_measured_nothing_of_a_rows_own_source_corrects_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One source's rows in the table trebled: what is predicted of that source stays the same, to the last bit."""
     cases = [case for case in fitting.cases() if case.row.held_out_with == "document 001"]
-    others = [row for row in of_model("Qwen3.5-122B-A10B") if row.held_out_with != "document 001"]
-    plain = fitting.leave_one_source_out(cases, {"": fitted()})
-    again = fitting.corrected(cases, others, fitted(), fitted().spread)
-    own = fitting.corrected(cases, of_model("Qwen3.5-122B-A10B"), fitted(), fitted().spread)
+    rows = of_model("Qwen3.5-122B-A10B")
+
+    def predictions(table: tuple[Row, ...]) -> list[float]:
+        monkeypatch.setattr(fitting, "measurements", lambda: table)
+        return [held.predicted for held in fitting.leave_one_source_out(cases, {"": fitted()})]
+
+    def trebled(source: str) -> tuple[Row, ...]:
+        return tuple(
+            replace(row, decode_tok_s=3 * row.decode_tok_s) if row.held_out_with == source and row.decode_tok_s else row
+            for row in rows
+        )
+
+    plain = predictions(rows)
     assert len(plain) == 16
-    for free, same, seen in zip(plain, again, own, strict=True):
-        measured = free.case.row.decode_tok_s or 0.0
-        assert free.predicted == pytest.approx(same.predicted, rel=0.02)
-        assert abs(log(seen.predicted / measured)) < abs(log(free.predicted / measured)) + 0.02
+    assert predictions(trebled("document 001")) == plain
+    assert predictions(trebled("Entrpi/qwen3.5-122B-A10B-on-spark")) != plain
 
 
 def known(setting: Setting, miss: float, source: str = "somebody", grade: str = "A") -> Known:
