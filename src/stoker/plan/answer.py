@@ -120,7 +120,7 @@ class Answer:
                 "vllm_flags": list(b.flags),
             },
             "speed": {
-                "what": "predicted speed of all users together at the context asked for; of several, with their prompts",
+                "what": "predicted speed of all users together, their prompts included, at the context asked for",
                 "workload": self.question.workload,
                 **_speed(s),
                 "uncorrected_tokens_per_s": round(s.uncorrected, 1),
