@@ -17,6 +17,7 @@ from stoker.sizes.weights import GGUF, Scheme
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
 HUB_TIMEOUT_S = 5.0
+LARGEST_CONFIG = 1 << 22  # bytes of a config.json
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _of_size(name: str) -> Model | None:
 def _of_hub(name: str) -> Model:
     from importlib.util import find_spec
 
-    from stoker.plan.models import from_file
+    from stoker.plan.models import from_file, from_raw
 
     repository = name.removeprefix("hf:")
     if find_spec("huggingface_hub") is None:
@@ -203,18 +204,29 @@ def _of_hub(name: str) -> Model:
             f"unknown model {name!r}; to ask the hub for its config.json, huggingface_hub is needed: "
             "pip install -e '.[server]'."
         )
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    import json
+    from urllib.request import Request, urlopen
 
+    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import build_hf_headers
+
+    called, source = repository.rsplit("/", 1)[-1], f"hf:{repository}"
     try:
-        file = hf_hub_download(repository, "config.json", etag_timeout=HUB_TIMEOUT_S)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        cached = try_to_load_from_cache(repository, "config.json")
+        if isinstance(cached, str):
+            return replace(from_file(Path(cached), called), source=source)
+        # asked once: the hub's own client repeats for half a minute where there is no network
+        asked = Request(hf_hub_url(repository, "config.json"), headers=build_hf_headers())
+        with urlopen(asked, timeout=HUB_TIMEOUT_S) as response:
+            raw = json.loads(response.read(LARGEST_CONFIG))
+        return from_raw(raw, source, called)
+    except (OSError, HFValidationError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RequestError(
             f"unknown model {name!r}, and its config.json could not be fetched from the hub ({first}). Give a "
             "directory, a config.json, or one of the models that stoker evidence lists."
         ) from error
-    return replace(from_file(Path(file), repository.rsplit("/", 1)[-1]), source=f"hf:{repository}")
 
 
 def find_box(name: str) -> Box:

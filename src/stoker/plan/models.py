@@ -65,8 +65,12 @@ def _merged(weights: Iterable[Weight]) -> tuple[Weight, ...]:
 def from_file(path: Path, name: str = "") -> Model:
     from stoker.weights.json_file import read_json
 
-    raw = read_json(path)
-    return replace(from_config(raw, str(path), name=name or path.parent.name), default_weights=_format_of(raw))
+    return from_raw(read_json(path), str(path), name or path.parent.name)
+
+
+def from_raw(raw: Mapping[str, Any], where: str, name: str) -> Model:
+    """A model from a whole config.json, in the format that it says its weights have."""
+    return replace(from_config(raw, where, name=name), default_weights=_format_of(raw))
 
 
 # quant_method of a config.json -> the planner's nearest format
