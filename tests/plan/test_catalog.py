@@ -1,6 +1,11 @@
 """Names: what is known, what is near, and what a config.json lacks."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -152,6 +157,40 @@ def test_an_unknown_family_is_counted_as_a_plain_transformer_and_says_so(tmp_pat
     assert "counted as a plain transformer" in found.model.note
     assert found.weights_key == "fp8"
     assert found.budget.sum_of("KV") == 34 * 2 * 8 * 128 * 2 * found.ask.context
+
+
+def test_a_repository_of_the_hub_is_planned_from_its_config_alone(tmp_path: Path) -> None:
+    config = {
+        "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96,
+        "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "intermediate_size": 10944, "first_k_dense_replace": 1,
+        "vocab_size": 151552, "max_position_embeddings": 131072, "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            found = self.path == "/somebody/New-Model/resolve/main/config.json"
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(config).encode() if found else b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    code = "import sys; from stoker.plan.catalog import find_model; m = find_model(sys.argv[1]); print(m.name, m.parameters)"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+        there, gone = (
+            subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, env=env, check=False)
+            for name in ("somebody/New-Model", "hf:somebody/Nothing")
+        )
+        server.shutdown()
+    assert there.stdout.split() == ["New-Model", str(find_model("glm-4.5-air").parameters)]
+    assert "could not be fetched from the hub (HTTP Error 404" in gone.stderr
+    assert len(asked) == 2
 
 
 def test_a_format_that_stores_nothing_of_a_model_is_refused() -> None:
