@@ -179,7 +179,9 @@ def test_a_repository_of_the_hub_is_planned_from_its_config_alone(tmp_path: Path
         def log_message(self, *_: object) -> None:
             pass
 
-    code = "import sys; from stoker.plan.catalog import find_model; m = find_model(sys.argv[1]); print(m.name, m.parameters)"
+    code = (
+        "import sys; from stoker.plan.catalog import find_model as f; m = f(sys.argv[1]); print(m.name, m.parameters)"
+    )
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}

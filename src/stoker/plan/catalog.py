@@ -207,9 +207,8 @@ def _of_hub(name: str) -> Model:
     import json
     from urllib.request import Request, urlopen
 
-    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import get_token, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import build_hf_headers
 
     called, source = repository.rsplit("/", 1)[-1], f"hf:{repository}"
     try:
@@ -217,7 +216,9 @@ def _of_hub(name: str) -> Model:
         if isinstance(cached, str):
             return replace(from_file(Path(cached), called), source=source)
         # asked once: the hub's own client repeats for half a minute where there is no network
-        asked = Request(hf_hub_url(repository, "config.json"), headers=build_hf_headers())
+        token = get_token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        asked = Request(hf_hub_url(repository, "config.json"), headers=headers)
         with urlopen(asked, timeout=HUB_TIMEOUT_S) as response:
             raw = json.loads(response.read(LARGEST_CONFIG))
         return from_raw(raw, source, called)
