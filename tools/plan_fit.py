@@ -11,98 +11,42 @@ from math import exp, log
 
 import numpy as np
 
-from stoker.plan.catalog import Box, boxes, by_row_name, schemes
+from stoker.plan.cases import Case, box_of, cases_of
+from stoker.plan.catalog import by_row_name, read
+from stoker.plan.correction import Correction, Corrector, known_of, setting_of
 from stoker.plan.evidence import Row, measurements
-from stoker.plan.families import by_size
-from stoker.plan.models import Model
-from stoker.plan.speed import AS, Fit, Speed, predict, prior, prompt_flops
-from stoker.sizes.step import Draft
-from stoker.sizes.weights import Scheme, WeightBytes
+from stoker.plan.speed import AS, Fit, fitted, prior, prompt_flops, unseen
 
-SHORT_PROMPT = 30  # tokens, where a row does not say
-SHORT_CONTEXT = 512
 ROW_NOISE = 0.07  # of a log speed; runs of one recipe on one box differ by 6-7 %
 FULL_WEIGHT = 10  # rows of one source that count in full; a longer table counts less per row
 STEPS, SMALL = 40, 1e-3
-PARTS = ("routed", "shared", "dense", "deltanet", "attention", "head", "embedding")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row with everything needed to predict it."""
-
-    row: Row
-    model: Model
-    weights: WeightBytes
-    box: Box
-    draft: Draft
-
-    def decode(self, fit: Fit) -> Speed:
-        row = self.row
-        return predict(
-            self.model, self.weights, self.box, self.draft, accepted=row.tokens_per_step or 1.0, kind=row.kind,
-            context=row.context_tokens or SHORT_CONTEXT, users=row.users, kv_item=1.0 if row.kv == "fp8" else 2.0,
-            engine=row.engine, backend=row.backend, fit=fit,
-        )  # fmt: skip
-
-    def predict(self, fit: Fit) -> float:
-        """Tokens per second as the row measures them."""
-        row, decode = self.row, self.decode(fit).per_user
-        if row.timing != "end-to-end" or not row.output_tokens:
-            return decode
-        first = predict(  # the prompt, as one step of that many tokens
-            self.model, self.weights, self.box, Draft("lookup", SHORT_PROMPT - 1), kind=row.kind,
-            context=SHORT_PROMPT, engine=row.engine, backend=row.backend, fit=fit,
-        ).step_s  # fmt: skip
-        return row.output_tokens / (first + row.output_tokens / decode)
-
-
-def scheme_of(key: str) -> Scheme:
-    if key.startswith("gguf:"):
-        return Scheme(key, f"GGUF, about {key.removeprefix('gguf:')} bits a weight", dict.fromkeys(PARTS, key), "trunk",
-                      approximate=True)  # fmt: skip
-    return schemes()[key]
-
-
-@cache
-def weighed(model: Model, key: str) -> WeightBytes:
-    return WeightBytes.of(model, scheme_of(key))
-
-
-def why_not(row: Row) -> str:
-    """Why a row cannot be predicted; empty if it can."""
-    if row.users != 1 or row.decode_tok_s is None:
-        return "several users, or no decode speed"
-    if row.drafter not in ("none", "mtp", "dflash"):
-        return "a drafter the planner does not know"
-    if row.tokens_per_step is None or row.depth is None:
-        return "acceptance or depth not stated"
-    if not row.weights or box_of(row) is None:
-        return "weights not stated, or not of a kind the planner counts"
-    if row.model.lower() not in by_row_name() and not (row.active_b and row.drafter == "none"):
-        return "neither shape nor size of the model known"
-    return ""
+NO_CORRECTION = Correction()
 
 
 def cases(shape_known: bool = True) -> list[Case]:
-    """The rows that can be predicted: of models whose shape is known, or of those known by their size alone."""
-    found = []
-    for row in measurements():
-        box, model = box_of(row), by_row_name().get(row.model.lower())
-        if why_not(row) or box is None or bool(model) != shape_known:
-            continue
-        model = model or by_size(row.model, 1e9 * (row.active_b or 0.0))
-        found.append(Case(row, model, weighed(model, row.weights), box, Draft(row.drafter, row.depth or 0)))
-    return found
+    """The rows of single streams with known acceptance: of models whose shape is known and modelled, or of the
+    others. The fit is made to the former."""
+    return [case for case in all_cases() if case.row.users == 1 and not case.assumed and known(case) == shape_known]
 
 
-def box_of(row: Row) -> Box | None:
-    """The box of a row. Several boxes are one with as many devices; a pair of cards has its own entry."""
-    box = next((b for b in boxes() if b.key == row.box), None)
-    if row.box == "r9700":
-        pair = next(b for b in boxes() if b.key == "dual-r9700")
-        return replace(pair, devices=row.boxes)
-    return replace(box, devices=box.devices * row.boxes) if box and row.boxes > 1 else box
+@cache
+def all_cases() -> tuple[Case, ...]:
+    return tuple(cases_of(measurements()))
+
+
+def known(case: Case) -> bool:
+    """Whether the fit may be made to it: its shape is known, and how its layers work is among what is modelled."""
+    return case.row.model.lower() in by_row_name() and case.row.model.lower() not in _not_fitted()
+
+
+@cache
+def _not_fitted() -> frozenset[str]:
+    return frozenset(
+        name.lower()
+        for entry in read("others.toml")["other"]
+        if not entry.get("fitted", True)
+        for name in entry["rows"]
+    )
 
 
 def names_in(cases: Sequence[Case]) -> list[str]:
@@ -173,18 +117,24 @@ def _grade(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Held:
-    """A row and a fit; for what they are compared, one that saw nothing of the row's source."""
+    """A row, a fit and a correction; for what they are compared, some that saw nothing of the row's source."""
 
     case: Case
     fit: Fit
+    correction: Correction = NO_CORRECTION
+
+    @cached_property
+    def uncorrected(self) -> float:
+        return self.case.predict(self.fit)
 
     @cached_property
     def predicted(self) -> float:
-        return self.case.predict(self.fit)
+        return min(self.uncorrected * self.correction.factor, self.limit)
 
     @property
     def limit(self) -> float:
-        return self.case.decode(self.fit).limit
+        speed = self.case.decode(self.fit)
+        return speed.limit if self.case.row.scope == "aggregate" else speed.limit / speed.users
 
     @property
     def log_error(self) -> float:
@@ -193,6 +143,39 @@ class Held:
     @property
     def error(self) -> float:
         return abs(exp(self.log_error) - 1.0)
+
+    @property
+    def low(self) -> float:
+        return min(self.uncorrected * self.correction.low, self.predicted)
+
+    @property
+    def high(self) -> float:
+        return min(self.uncorrected * self.correction.high, self.limit)
+
+    @property
+    def holds(self) -> bool:
+        measured = self.case.row.decode_tok_s or 0.0
+        return self.low * (1 - 1e-9) <= measured <= self.high * (1 + 1e-9)
+
+    @property
+    def width(self) -> float:
+        """Of the range, as the logarithm of its ends' ratio."""
+        return log(self.high / self.low)
+
+
+def corrected(
+    cases: Sequence[Case], rows: Sequence[Row], fit: Fit, spread: Mapping[str, tuple[float, float]], blind: bool = False
+) -> list[Held]:
+    """Cases predicted by a fit, each corrected by those of the rows that are most like it."""
+    known = known_of(rows, fit, blind)
+    found = []
+    for case in cases:
+        here = setting_of(case)
+        engine = AS.get(case.row.engine, case.row.engine)
+        usual = spread.get(engine, spread["all"])
+        correction = Corrector(here, known).correct(here, case.predict(fit), usual, unseen(case.box, fit))
+        found.append(Held(case, fit, correction))
+    return found
 
 
 def fits_without_a_source(
@@ -204,13 +187,24 @@ def fits_without_a_source(
     for i, source in enumerate(sources):
         if progress:
             progress(source, i, len(sources))
-        fits[source] = fit_to([case for case in cases if case.row.held_out_with != source])
+        fit = fit_to([case for case in cases if case.row.held_out_with != source])
+        fits[source] = replace(fit, values={**fit.values, **fit_prefill(without=source)})
     return fits
 
 
-def leave_one_source_out(cases: Sequence[Case], fits: Mapping[str, Fit]) -> tuple[Held, ...]:
-    """Every row with the fit that knows nothing of its source; `fits` as `fits_without_a_source` makes them."""
-    return tuple(Held(case, fits.get(case.row.held_out_with, fits[""])) for case in cases)
+def leave_one_source_out(cases: Sequence[Case], fits: Mapping[str, Fit], correcting: bool = True) -> tuple[Held, ...]:
+    """Every row by a fit that knows nothing of its source, and corrected by rows of others alone; `fits` as
+    `fits_without_a_source` makes them."""
+    found: list[Held] = []
+    for source in sorted({case.row.held_out_with for case in cases}):
+        of_source = [case for case in cases if case.row.held_out_with == source]
+        fit = fits.get(source, fits[""])
+        if not correcting:
+            found += [Held(case, fit) for case in of_source]
+            continue
+        others = [row for row in measurements() if row.held_out_with != source]
+        found += corrected(of_source, others, fit, fitted().spread)
+    return tuple(found)
 
 
 def spread_of(held: Sequence[Held]) -> dict[str, tuple[float, float]]:
@@ -226,13 +220,15 @@ def spread_of(held: Sequence[Held]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def fit_prefill() -> dict[str, float]:
+def fit_prefill(without: str = "") -> dict[str, float]:
     """Share of peak arithmetic that prompts reach, per engine and for dense and sparse models: the median over models,
     each the median of its rows, each of those corrected for the attention it does."""
     shares: dict[str, dict[tuple[str, str], list[float]]] = {}
     for row in measurements():
         box, model = box_of(row), by_row_name().get(row.model.lower())
         if not row.prefill_tok_s or not box or not model or row.users != 1 or (row.context_tokens or 0) < 1024:
+            continue
+        if row.held_out_with == without:
             continue
         seen = float(row.context_tokens or 0) * (1.0 if "depth" in row.workload else 0.5)
         flops = row.prefill_tok_s * prompt_flops(model, seen)

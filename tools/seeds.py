@@ -16,6 +16,7 @@ from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance
 from stoker.plan.advice import verdicts
 from stoker.plan.answer import parse_draft
+from stoker.plan.cases import SHORT_CONTEXT, SHORT_PROMPT
 from stoker.plan.catalog import DATA, GIB, Box, boxes, find_box, find_model, find_scheme
 from stoker.plan.evidence import MIXED
 from stoker.plan.memory import Ask, budget
@@ -25,7 +26,6 @@ from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import Draft
 from stoker.sizes.weights import WeightBytes
 from stoker.weights.names import MTP, SHARED, VISION
-from tools.plan_fit import SHORT_CONTEXT, SHORT_PROMPT
 
 CLOSE = 0.15  # an error up to which a figure counts as reproduced
 TITLES = {
@@ -38,8 +38,9 @@ TITLES = {
 INTRODUCTION = """
 Written by `make seeds` from `src/stoker/plan/data/seeds.csv`; do not edit. Nothing here was run on the hardware it is
 about: *predicted* is what the planner computes from shapes, bytes and a fit to published rows (docs/plan.md), with the
-range of four in five rows and the physical limit. Rows of these documents are among those the fit saw; how well it does
-on sources it did not see is in docs/plan.md.
+range of four in five rows and the physical limit, before `stoker plan` corrects it by rows like the case at hand: these
+figures are among those rows, and would be compared with themselves. Rows of these documents are among those the fit
+saw; how well it does on sources it did not see is in docs/plan.md.
 
 *Reproduced*: within 15 %, or exact where bytes are counted. *Contradicted*: by arithmetic, by another source, or (then
 it says so) by a prediction that misses a measurement, which stands. *Cannot be run here*: needs the box, and bytes do
@@ -290,7 +291,7 @@ def costs() -> list[str]:
     rows = []
     model = find_model("122b")
     for box in boxes():
-        amd = box.architecture.startswith("gfx")
+        amd = box.architecture.startswith(("gfx", "metal"))
         weights, draft = ("ud-q4_k", "none") if amd else ("int4+fp8+int8head", "dflash:12")
         engine = "llama.cpp" if amd else "vLLM"
         ask = Ask(32_768, 1, parse_draft(draft), "bf16", engine)
@@ -300,10 +301,10 @@ def costs() -> list[str]:
         s = _predict({"box": box.key, "weights": weights, "draft": draft, "kind": "agent", "context": "32768",
                       "engine": engine})  # fmt: skip
         kwh = box.power_w / s.tokens_per_s / 3.6
-        wear = box.price_usd / (YEARS * 365 * 86_400 * s.tokens_per_s / 1e6)
+        wear = None if box.price_usd is None else box.price_usd / (YEARS * 365 * 86_400 * s.tokens_per_s / 1e6)
         rows.append(
             f"| {box.name} | {weights}, {draft} | ≈ {s.tokens_per_s:.0f} | {box.power_w:.0f} W | {kwh:.2f} kWh, "
-            f"${kwh * CENTS_PER_KWH / 100:.2f} | ${wear:.2f} |"
+            f"${kwh * CENTS_PER_KWH / 100:.2f} | {'–' if wear is None else f'${wear:.2f}'} |"
         )
     return rows
 

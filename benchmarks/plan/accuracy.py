@@ -4,9 +4,10 @@
     python -m benchmarks.plan.accuracy --write      # also stores the fit in src/stoker/plan/data/fit.toml
     python -m benchmarks.plan.accuracy --times benchmarks/results/plan_answer.json   # how long an answer takes
 
-Every row of a source is predicted by a fit on all other sources (posts and repositories of one author are one source).
-Printed: the error of all rows, of each source, and of the largest misses; rows that could not be predicted, and why.
-"""
+Every row of a source is predicted by a fit on all other sources (posts and repositories of one author are one source)
+and corrected by rows of other sources alone. Printed: the error of all rows, of each source, and of the largest
+misses; rows that could not be predicted, and why; and how the ranges that `stoker plan` shows, for which all rows
+count, hold the rows of the same recipe."""
 
 import argparse
 import json
@@ -25,9 +26,10 @@ from rich.table import Table
 from tools import plan_fit as fitting
 from tools.plan_fit import Held
 
+from stoker.plan.cases import cases_of, why_not
 from stoker.plan.catalog import DATA
-from stoker.plan.evidence import measurements
-from stoker.plan.speed import Fit
+from stoker.plan.evidence import COUNTING, measurements
+from stoker.plan.speed import AS, Fit, fitted
 
 HEADER = """# Fitted by benchmarks/plan/accuracy.py --write; do not edit. Natural logarithms (speed.py says of what).
 # deviations: standard deviations of the values.
@@ -54,10 +56,20 @@ def main() -> None:
         )
     held = fitting.leave_one_source_out(cases, fits)
     strangers = fitting.leave_one_source_out(fitting.cases(shape_known=False), fits)
+    others = {
+        "several users": [case for case in fitting.all_cases() if case.row.users > 1],
+        "one user, acceptance assumed": [case for case in fitting.all_cases() if case.row.users == 1 and case.assumed],
+    }
     report = summary(held, strangers)
+    report["uncorrected"] = quantiles(
+        [h for group in (cases, fitting.cases(shape_known=False))
+         for h in fitting.leave_one_source_out(group, fits, correcting=False)]
+    )  # fmt: skip
+    report["beside"] = {name: quantiles(fitting.leave_one_source_out(group, fits)) for name, group in others.items()}
+    report["ranges"] = ranges(fits[""])
     show(console, report, held)
     if arguments.write:
-        write_fit(fits[""], held)
+        write_fit(fits[""], fitting.leave_one_source_out(cases, fits, correcting=False))
         console.print(f"Wrote {DATA / 'fit.toml'}.")
     if arguments.json:
         report["command"] = " ".join(("python -m benchmarks.plan.accuracy", *sys.argv[1:]))
@@ -80,7 +92,29 @@ def summary(held: Sequence[Held], strangers: Sequence[Held]) -> dict[str, Any]:
         "by_parameter_count": quantiles(strangers),
         "by_source": {source: quantiles(rows) for source, rows in sorted(by_source.items())},
         "predicted_above_the_physical_limit": sum(h.predicted > h.limit for h in (*held, *strangers)),
-        "not_predicted": Counter(reason for row in measurements() if (reason := fitting.why_not(row))),
+        "not_predicted": Counter(reason for row in measurements() if (reason := why_not(row))),
+    }
+
+
+def ranges(fit: Fit) -> dict[str, Any]:
+    """The ranges of `stoker plan`, asked for each row's own case: how wide, and whether they hold what was measured."""
+    single: list[Held] = []
+    graded: list[Held] = []
+    for told in (True, False):  # the acceptance, as with --accept-length, or assumed, as without
+        cases = [case for case in cases_of(measurements(), blind=not told) if case.assumed != told]
+        found = fitting.corrected(cases, measurements(), fit, fitted().spread, blind=not told)
+        single += [h for h in found if h.case.row.users == 1 and told]
+        graded += [h for h in found if h.case.row.evidence == "A" and h.case.row.kind != COUNTING]
+    spread = fitted().spread
+    before = [spread.get(AS.get(h.case.row.engine, h.case.row.engine), spread["all"]) for h in single]
+    return {
+        "what": "ranges as shown, all rows known; the width is the logarithm of the ends' ratio",
+        "rows": len(single),
+        "median_width": round(float(np.median([h.width for h in single])), 4),
+        "median_width_without_correction": round(float(np.median([high - low for low, high in before])), 4),
+        "grade_A_rows": len(graded),
+        "grade_A_rows_held": sum(h.holds for h in graded),
+        "grade_A_rows_not_held": [h.case.row.id for h in graded if not h.holds],
     }
 
 
@@ -93,6 +127,7 @@ def quantiles(held: Sequence[Held]) -> dict[str, float]:
         "p90": round(float(np.quantile(errors, 0.9)), 4),
         "worst": round(float(errors.max()), 4),
         "median_log_error": round(bias, 4),
+        "in_range": round(float(np.mean([h.holds for h in held])), 4),
     }
 
 
@@ -101,13 +136,14 @@ def as_json(h: Held) -> dict[str, Any]:
     return {
         "id": row.id, "model": row.model, "weights": row.weights, "box": row.box, "boxes": row.boxes,
         "engine": row.engine, "draft": str(h.case.draft), "workload": row.workload, "source": row.source,
-        "published": row.decode_tok_s, "predicted": round(h.predicted, 2), "log_error": round(h.log_error, 4),
+        "published": row.decode_tok_s, "predicted": round(h.predicted, 2), "uncorrected": round(h.uncorrected, 2),
+        "low": round(h.low, 2), "high": round(h.high, 2), "log_error": round(h.log_error, 4),
     }  # fmt: skip
 
 
 def show(console: Console, report: dict[str, Any], held: Sequence[Held]) -> None:
     table = Table("rows of", "rows", "median error", "90 %", "worst", title="Predicted without the row's source")
-    for name, row in report.items():
+    for name, row in (*report.items(), *report["beside"].items()):
         if isinstance(row, dict) and "median" in row:
             _add(table, name.replace("_", " "), row)
     table.add_section()
@@ -122,6 +158,13 @@ def show(console: Console, report: dict[str, Any], held: Sequence[Held]) -> None
                       f"{row.decode_tok_s}", f"{h.predicted:.1f}")  # fmt: skip
     console.print(worst)
     console.print(f"{report['predicted_above_the_physical_limit']} predictions above the physical limit")
+    found = report["ranges"]
+    missing = f"; not: {', '.join(found['grade_A_rows_not_held'])}" if found["grade_A_rows_not_held"] else ""
+    console.print(
+        f"Ranges as shown: median width {found['median_width']} (without correction "
+        f"{found['median_width_without_correction']}); {found['grade_A_rows_held']} of {found['grade_A_rows']} grade-A "
+        f"rows lie within that of their own case{missing}."
+    )
     for reason, count in report["not_predicted"].items():
         console.print(f"{count:4d} rows not predicted: {reason}")
 

@@ -1,6 +1,11 @@
 """Names: what is known, what is near, and what a config.json lacks."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -55,9 +60,51 @@ def test_an_unknown_name_suggests_the_nearest(find, name: str, near: str) -> Non
     assert near in str(error.value).split("Known:")[0]
 
 
-def test_a_model_that_is_only_evidence_leads_to_it() -> None:
-    with pytest.raises(RequestError, match=r"stoker evidence gemma-4-26B-A4B-it lists \d+ rows"):
-        find_model("gemma-4-26B-A4B-it")
+@pytest.mark.parametrize(
+    ("name", "total", "active"),  # billions, as published
+    [
+        ("gemma-4-26B-A4B-it", 25.2, 3.8),
+        ("DeepSeek-V4-Flash", 284.3, 13.8),
+        ("GLM-4.7-Flash", 29.9, 3.9),
+        ("glm-4.5-air", 106.9, 13.4),
+        ("MiniMax-M2", 228.7, 11.0),
+        ("mistral-small-4", 119.0, 6.6),
+        ("Ling-3.0-flash", 124.0, 5.1),  # by its size alone
+    ],
+)
+def test_models_of_other_families_are_planned_too(name: str, total: float, active: float) -> None:
+    model = find_model(name)
+    assert model.parameters / 1e9 == pytest.approx(total, abs=0.06)
+    assert model.active_parameters / 1e9 == pytest.approx(active, abs=0.06)
+    found = answer(Question(name, "2x spark"))
+    assert found.budget.total > 0
+    assert found.speed.low <= found.speed.tokens_per_s <= found.speed.high
+
+
+def test_tables_of_n_grams_are_held_in_memory_and_not_read() -> None:
+    model = find_model("Qwen3.8-Flash-Next")
+    assert model.parameters / 1e9 == pytest.approx(177, abs=0.5)
+    assert (model.active_parameters - model.looked_up_parameters) / 1e9 == pytest.approx(6, abs=0.8)
+
+
+def test_what_is_known_by_its_size_alone_says_so() -> None:
+    assert "caches are not counted" in find_model("Ling-3.0-flash").note
+    assert find_model("DeepSeek-V4-Flash").note == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("q4", "ud-q4_k"), ("gguf-q4", "ud-q4_k"), ("Q4_K_M", "q4_k"), ("q8", "q8_0"), ("awq", "int4"), ("mxfp4", "mxfp4"),
+     ("GPTQ", "gptq-int4"), ("fp16", "bf16"), ("gguf:3.5", "gguf:3.5")],
+)  # fmt: skip
+def test_formats_have_the_names_that_people_type(name: str, key: str) -> None:
+    assert find_scheme(name).key == key
+
+
+def test_a_gguf_format_means_llama_cpp_and_its_mxfp4_is_another() -> None:
+    assert answer(Question("122b", "spark", weights="q4")).ask.engine == "llama.cpp"
+    assert answer(Question("gpt-oss-120b", "strix-halo", weights="mxfp4")).weights_key == "mxfp4-gguf"
+    assert answer(Question("gpt-oss-120b", "h100", weights="mxfp4")).weights_key == "mxfp4"
 
 
 def test_engines_and_drafts_are_named_in_errors() -> None:
@@ -73,7 +120,10 @@ def test_engines_and_drafts_are_named_in_errors() -> None:
 def test_a_config_of_another_architecture_says_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gemma4", "hidden_size": 2048}))
-    with pytest.raises(ConfigError, match=r"'gemma4'.*lacks num_hidden_layers, num_attention_heads, vocab_size"):
+    with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
+        find_model(str(path))
+    path.write_text(json.dumps({"model_type": "novelty", "hidden_size": 2048}))
+    with pytest.raises(ConfigError, match=r"'novelty'.*num_hidden_layers, num_attention_heads, vocab_size lack"):
         find_model(str(path))
     path.write_text(json.dumps({"model_type": "qwen3_5_moe", "hidden_size": 2048}))
     with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
@@ -92,6 +142,57 @@ def test_a_config_json_alone_is_enough_to_plan(tmp_path: Path) -> None:
     found = answer(Question(str(tmp_path / "config.json"), "spark", weights="fp8"))
     assert found.model.parameters == model.parameters
     assert found.fits
+
+
+def test_an_unknown_family_is_counted_as_a_plain_transformer_and_says_so(tmp_path: Path) -> None:
+    config = {
+        "model_type": "novelty", "hidden_size": 4096, "num_hidden_layers": 34, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336, "vocab_size": 131072,
+        "max_position_embeddings": 131072, "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = answer(Question(str(tmp_path / "config.json"), "spark"))
+    assert found.model.parameters / 1e9 == pytest.approx(8.5, abs=0.1)
+    assert "counted as a plain transformer" in found.model.note
+    assert found.weights_key == "fp8"
+    assert found.budget.sum_of("KV") == 34 * 2 * 8 * 128 * 2 * found.ask.context
+
+
+def test_a_repository_of_the_hub_is_planned_from_its_config_alone(tmp_path: Path) -> None:
+    config = {
+        "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96,
+        "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "intermediate_size": 10944, "first_k_dense_replace": 1,
+        "vocab_size": 151552, "max_position_embeddings": 131072, "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            found = self.path == "/somebody/New-Model/resolve/main/config.json"
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(config).encode() if found else b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    code = (
+        "import sys; from stoker.plan.catalog import find_model as f; m = f(sys.argv[1]); print(m.name, m.parameters)"
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+        there, gone = (
+            subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, env=env, check=False)
+            for name in ("somebody/New-Model", "hf:somebody/Nothing")
+        )
+        server.shutdown()
+    assert there.stdout.split() == ["New-Model", str(find_model("glm-4.5-air").parameters)]
+    assert "could not be fetched from the hub (HTTP Error 404" in gone.stderr
+    assert len(asked) == 2
 
 
 def test_a_format_that_stores_nothing_of_a_model_is_refused() -> None:

@@ -3,16 +3,16 @@
 from collections import Counter
 
 import pytest
-from tools.plan_fit import box_of, why_not
 
-from stoker.plan.answer import recipes
+from stoker.plan.answer import Question, answer, recipes
+from stoker.plan.cases import box_of, case_of, why_not
 from stoker.plan.catalog import boxes, read, schemes
-from stoker.plan.evidence import kind_of, measurements, nearest, of_model
+from stoker.plan.evidence import kind_of, measurements, of_model
 
 
 def test_every_row_says_what_it_is() -> None:
     ids = [row.id for row in measurements()]
-    assert len(ids) == len(set(ids)) == 785
+    assert len(ids) == len(set(ids)) == 799
     for row in measurements():
         assert row.timing in ("decode-only", "end-to-end", "unstated"), row.id
         assert row.scope in ("per_stream", "aggregate"), row.id
@@ -40,14 +40,17 @@ def test_the_documents_rows_are_there(model: str, speeds: set[float]) -> None:
     assert speeds <= {row.decode_tok_s for row in of_model(model)}
 
 
-def test_nearest_rows_are_of_the_same_box_and_drafter() -> None:
-    rows = nearest("Qwen3.5-122B-A10B", "spark", 1, "int4", "dflash", "agent", 1)
-    assert rows[0].id in {"m065", "m045"}
-    assert {(row.box, row.drafter) for row in rows} == {("spark", "dflash")}
-    assert max(Counter(row.held_out_with for row in rows[:3]).values()) <= 2, (
-        "nobody's third row before another's first"
-    )
-    assert nearest("Qwen3-235B-A22B", "spark", 2, "gptq-int4", "none", "prose", 4)[0].users == 4
+def test_nearest_rows_are_alike_in_the_whole_case() -> None:
+    """Model, box, users, context and drafting: not one of them alone decides."""
+    agent = answer(Question("122b", "spark", weights="int4", draft="dflash:12", workload="agent", context=100_000))
+    assert {row.id for row in agent.evidence[:2]} == {"m065", "m045"}
+    crowd = Question("122b", "spark", weights="nvfp4", draft="mtp:2", kv="fp8", context=108_000, users=4)
+    assert answer(crowd).evidence[0].id == "m020"
+    general = answer(Question("122b", "spark", draft="mtp:2"))
+    assert {row.id for row in general.evidence[:2]} == {"m081", "m082"}
+    assert max(Counter(row.held_out_with for row in general.evidence).values()) <= 4
+    pair = answer(Question("235b", "2xspark", users=4))
+    assert (pair.evidence[0].users, pair.evidence[0].boxes) == (4, 2)
 
 
 def test_workloads_are_told_apart() -> None:
@@ -62,12 +65,20 @@ def test_workloads_are_told_apart() -> None:
 
 def test_what_cannot_be_predicted_says_why() -> None:
     reasons = {row.id: why_not(row) for row in measurements()}
-    assert reasons["m054"] == ""
-    assert "several users" in reasons["m018"]
-    assert "acceptance" in reasons["m075"]
+    assert reasons["m054"] == reasons["m018"] == ""
+    assert reasons["m075"] == ""  # its acceptance is not stated, and assumed
     assert "weights not stated" in reasons["m046"]
+    assert "drafter" in reasons["m232"]
     assert reasons["m390"] == ""  # only evidence, but its shape is known
     assert "neither shape nor size" in reasons["m332"]
+
+
+def test_an_acceptance_is_assumed_where_a_row_does_not_state_it() -> None:
+    rows = {row.id: row for row in measurements()}
+    assert case_of(rows["m082"]).assumed is False
+    assert case_of(rows["m082"], blind=True).assumed is True
+    assert case_of(rows["m085"]).assumed is True
+    assert case_of(rows["m054"], blind=True).assumed is False  # nothing is drafted
 
 
 def test_two_boxes_are_one_with_two_devices() -> None:

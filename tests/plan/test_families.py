@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tools.plan_fit import cases, scheme_of
+from tools.plan_fit import cases
 
 from stoker.errors import ConfigError
-from stoker.plan.catalog import by_row_name, find_scheme, read
+from stoker.plan.catalog import by_row_name, find_scheme, read, scheme_of
 from stoker.plan.evidence import measurements
 from stoker.plan.families import by_size, stranger
 from stoker.sizes.step import Draft, step_reads
@@ -15,6 +15,30 @@ from stoker.sizes.weights import WeightBytes
 from stoker.weights.model_config import FULL
 
 CONFIGS = {entry["name"]: entry["config"] for entry in read("others.toml")["other"]}
+
+
+PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
+    "DeepseekV4ForCausalLM": ("deepseek_v4", {}),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", {}),
+    "MiniMaxM2ForCausalLM": ("minimax_m2", {}),
+    "Glm4MoeForCausalLM": ("glm4_moe", {"head_dim": 128}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    zip(("DeepSeek-V4-Flash", "GLM-4.7-Flash", "MiniMax-M2", "GLM-4.5-Air"), PUBLISHED, strict=True),
+)
+def test_current_families_have_as_many_parameters_as_their_networks(name: str, network: str) -> None:
+    """transformers builds them from the defaults of their configurations; norms and biases are not counted here."""
+    import torch
+    import transformers
+
+    kind, changed = PUBLISHED[network]
+    with torch.device("meta"):
+        made = getattr(transformers, network)(transformers.AutoConfig.for_model(kind, **changed))
+    counted = sum(weight.parameters for weight in stranger(CONFIGS[name], name, "").weights)
+    assert counted == pytest.approx(sum(p.numel() for p in made.parameters()), rel=2e-4)
 
 
 def built(name: str) -> int:
@@ -88,7 +112,7 @@ def test_every_name_is_that_of_a_row() -> None:
     names = {row.model for row in measurements()}
     listed = [name for entry in read("others.toml")["other"] for name in entry["rows"]]
     assert not set(listed) - names
-    assert len({name.lower() for name in listed}) >= len(CONFIGS)
+    assert len({name.lower() for name in listed}) >= sum(bool(entry["rows"]) for entry in read("others.toml")["other"])
     assert all(entry["source"] for entry in read("others.toml")["other"])
 
 
@@ -137,9 +161,12 @@ def test_rows_known_by_size_are_predicted_too() -> None:
     known, others = cases(), cases(shape_known=False)
     assert len(known) > 300
     assert len(others) >= 40
+    assert {case.row.model for case in others} >= {
+        "DeepSeek-V4-Flash-0731"
+    }  # its shape is known, the fit is not made to it
     assert not {case.row.id for case in known} & {case.row.id for case in others}
 
 
 def test_another_family_is_refused() -> None:
-    with pytest.raises(ConfigError, match="model_type is 'mamba', expected one of llama"):
+    with pytest.raises(ConfigError, match="model_type is 'mamba', and to count its layers"):
         stranger({"model_type": "mamba"}, "x", "")

@@ -1,13 +1,17 @@
 """`stoker evidence`: what others, and the user, measured with a model, with links and dates."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.progress import output_console
+
+WIDE = 76  # characters from which there is room for a table with sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +31,6 @@ def evidence(
 ) -> None:
     """List measurements of a model, published and your own: speed, recipe, workload, how it was timed, and by whom."""
     from stoker.errors import RequestError
-    from stoker.plan.answer import device_of
     from stoker.plan.catalog import find_box, find_model, suggestion
     from stoker.plan.evidence import measurements, of_model
 
@@ -35,7 +38,7 @@ def evidence(
         _add(file, quiet=as_json)
     if not model:
         if not add:
-            raise RequestError("name a model, as in stoker evidence 122b, or a receipt with --add.")
+            _overview(box, as_json)
         return
     rows = of_model(model)
     name = model
@@ -45,11 +48,12 @@ def evidence(
         except RequestError:
             names = {row.model: row.model for row in measurements()}
             raise RequestError(
-                f"there are no measurements of {model!r}. {suggestion(model, names)} Rows exist of {len(names)} models."
+                f"there are no measurements of {model!r}. {suggestion(model, names)} Rows exist of {len(names)} "
+                "models; stoker evidence lists them."
             ) from None
         rows = of_model(name)
     if box:
-        wanted = device_of(find_box(box))
+        wanted = find_box(box).of_rows
         rows = tuple(row for row in rows if (row.box, row.boxes) == wanted)
     if as_json:
         typer.echo(json.dumps({"model": name, "rows": [row.to_json() for row in rows]}, indent=2))
@@ -61,11 +65,84 @@ def evidence(
     ordered = sorted(rows, key=lambda row: (row.box, row.boxes, row.users, -(row.decode_tok_s or 0.0)))
     own = sum(row.own for row in rows)
     yours = f", and {own} of your own" if own else ""
-    console.print(evidence_table(ordered, f"{len(rows) - own} published measurements of {name}{yours}"))
+    title = f"{len(rows) - own} published measurements of {name}{yours}"
+    if console.width < WIDE:
+        typer.echo("\n".join(_narrow(ordered, title, console.width)))
+    else:
+        console.print(evidence_table(ordered, title))
     print_links(ordered, console)
     console.print(
         "Grades: A a table or log of the run, B a figure in a post, C hearsay or crowd-submitted.", style="dim"
     )
+
+
+def _overview(box: str | None, as_json: bool) -> None:
+    """What there are measurements of: models, and boxes."""
+    from collections import Counter
+
+    from stoker.plan.catalog import find_box
+    from stoker.plan.evidence import measurements, own_rows
+    from stoker.report.columns import columns
+
+    rows = (*measurements(), *own_rows())
+    if box:
+        wanted = find_box(box).of_rows
+        rows = tuple(row for row in rows if (row.box, row.boxes) == wanted)
+    boxes = Counter((row.box, row.boxes) for row in rows)
+    of_model: dict[str, list[Row]] = {}
+    for row in rows:
+        of_model.setdefault(row.model.lower(), []).append(row)
+    models = sorted(of_model.values(), key=len, reverse=True)
+    if as_json:
+        document = {
+            "boxes": [{"box": key, "boxes": count, "rows": n} for (key, count), n in boxes.most_common()],
+            "models": [
+                {"model": group[0].model, "rows": len(group), "boxes": sorted({_box(row) for row in group})}
+                for group in models
+            ],
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    width = get_terminal_size((100, 40)).columns
+    lines = [f"{len(rows)} measurements of {len(models)} models. Of one: stoker evidence MODEL [--box BOX].", ""]
+    lines += columns(("rows", "box"), [(str(n), _named(*key)) for key, n in boxes.most_common()], width, right=(0,))
+    lines.append("")
+    found = [
+        (str(len(group)), group[0].model, _fastest(group), ", ".join(dict.fromkeys(_box(row) for row in group)))
+        for group in models
+    ]
+    lines += columns(("rows", "model", "tok/s", "boxes"), found, width, right=(0, 2))
+    lines += textwrap.wrap("tok/s: the slowest and the fastest of one user, whatever the recipe.", width)
+    typer.echo("\n".join(lines))
+
+
+def _fastest(rows: "Sequence[Row]") -> str:
+    speeds = [row.decode_tok_s for row in rows if row.users == 1 and row.decode_tok_s]
+    return f"{min(speeds):g}-{max(speeds):g}" if len(speeds) > 1 else f"{speeds[0]:g}" if speeds else "-"
+
+
+def _box(row: "Row") -> str:
+    return _named(row.box, row.boxes)
+
+
+def _named(box: str, count: int) -> str:
+    return f"{count}x {box}" if count > 1 else box
+
+
+def _narrow(rows: "Sequence[Row]", title: str, width: int) -> list[str]:
+    """One line for each row: speed, grade, box and users, name, recipe and text as far as there is room."""
+    from stoker.report.columns import columns
+    from stoker.report.plan_text import place, short
+
+    cells = [
+        ("-" if row.decode_tok_s is None else f"{row.decode_tok_s:g}", row.evidence, place(row), row.id,
+         f"{short(row)}; {row.workload}")
+        for row in rows
+    ]  # fmt: skip
+    return [
+        *textwrap.wrap(title, width),
+        *columns(("tok/s", "", "box", "row", "recipe; text"), cells, width, right=(0,)),
+    ]
 
 
 def _add(file: Path, quiet: bool) -> None:

@@ -8,6 +8,7 @@ from stoker.errors import RequestError
 from stoker.plan.catalog import read
 from stoker.sizes.step import Draft
 
+MEASURED_WITH = "Qwen3.5-122B-A10B"
 KINDS = ("prose", "code", "agent", "mixed")
 CALLED = {"general": "mixed", "chat": "prose", "q&a": "prose", "qa": "prose", "rag": "prose", "hungarian": "prose",
           "json": "agent", "tools": "agent", "tool-calls": "agent", "batch": "agent", "math": "code"}  # fmt: skip
@@ -18,6 +19,7 @@ class Acceptance:
     tokens_per_step: float
     said_by: str  # "asked for", "row m058", "by definition"
     assumed: bool
+    asked: bool = False  # what the user says, who may have measured it
 
 
 def workload_kind(name: str) -> str:
@@ -34,7 +36,7 @@ def acceptance(draft: Draft, kind: str, asked: float | None = None, model: str =
                 f"{asked:g} tokens per step were asked for, but a step of {draft} emits from 1 to {draft.verified}: "
                 "the accepted drafts and one of the model's own."
             )
-        return Acceptance(asked, "asked for", draft.drafting)
+        return Acceptance(asked, "asked for", draft.drafting, True)
     if not draft.drafting:
         return Acceptance(1.0, "by definition", False)
     known = read("acceptance.toml").get(draft.kind)
@@ -45,8 +47,8 @@ def acceptance(draft: Draft, kind: str, asked: float | None = None, model: str =
     said = f"row {entry['row']}"
     if draft.depth != entry["depth"]:
         said += f", from depth {entry['depth']}"
-    if model and model != "Qwen3.5-122B-A10B":
-        said += ", measured on Qwen3.5-122B-A10B"
+    if model and model != MEASURED_WITH:
+        said += f", measured on {MEASURED_WITH}"
     return Acceptance(emitted(chance, draft.depth), said, True)
 
 

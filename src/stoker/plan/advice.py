@@ -7,8 +7,10 @@ Every sentence of advice stands on a measured row or on the arithmetic. A use is
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stoker.plan.acceptance import acceptance
-from stoker.plan.catalog import GIB, Box, find_scheme
+from stoker.plan.acceptance import MEASURED_WITH, acceptance
+from stoker.plan.cases import SHORT_CONTEXT
+from stoker.plan.catalog import GIB, Box
+from stoker.plan.forecast import Forecaster
 from stoker.plan.memory import SWAPS_ABOVE, Ask, Budget
 from stoker.plan.models import Model
 from stoker.plan.speed import Speed, first_token_s, predict
@@ -29,20 +31,19 @@ GOOD, DEGRADED, UNSUITABLE = "good", "degraded", "not suitable"
 class Advice:
     text: str
     because: str  # rows, or the arithmetic
+    urgent: bool = False  # to be said before the plan is tried
 
 
-def advise(
-    model: Model, weights: WeightBytes, box: Box, ask: Ask, budget: Budget, key: str, utilization: float | None
-) -> tuple[Advice, ...]:
+def advise(cast: Forecaster, ask: Ask, budget: Budget, utilization: float | None) -> tuple[Advice, ...]:
     found = [
-        *_misfit(model, budget),
-        *_utilization(box, budget, ask, utilization),
-        *_nvfp4(model, weights, box, ask, key),
-        *_depth(model, weights, box, ask),
-        *_lighter(model, weights, box, ask, key),
-        *_long_contexts(model, weights, box, ask),
-        *_kv(model, ask),
-        *_links(model, box),
+        *_misfit(cast.model, budget),
+        *_utilization(cast.box, budget, ask, utilization),
+        *_nvfp4(cast, ask),
+        *_depth(cast, ask),
+        *_lighter(cast, ask),
+        *_long_contexts(cast.model, cast.weights, cast.box, ask),
+        *_kv(cast.model, ask),
+        *_links(cast.model, cast.box),
     ]
     return tuple(found)
 
@@ -50,11 +51,9 @@ def advise(
 def _misfit(model: Model, budget: Budget) -> Iterator[Advice]:
     if budget.fits:
         return
-    missing = -budget.free_bytes
     largest = max(budget.items, key=lambda item: item.bytes)
     yield Advice(
-        f"{missing:,} bytes ({missing / GIB:.1f} GiB) are missing; the largest item is {largest.name} with "
-        f"{largest.bytes / GIB:.1f} GiB. "
+        f"The largest item is {largest.name} with {largest.bytes / GIB:.1f} GiB. "
         + (f"With the users asked for, {budget.max_context:,} tokens of context fit." if budget.max_context
            else "No context is short enough: take lighter weights, a smaller model or a larger box."),
         f"{budget.total:,} bytes planned, {budget.capacity:,} there",
@@ -71,42 +70,46 @@ def _utilization(box: Box, budget: Budget, ask: Ask, asked: float | None) -> Ite
             f"A utilisation of {share:.2f} leaves {left:.1f} GiB to everything else on the box; above {SWAPS_ABOVE} "
             "boxes were seen to swap or freeze while graphs are captured. Close what you can, or lower it.",
             f"{box.visible_gib} GiB x (1 - {share:.2f}); document 001 ran at 0.90 beside nothing else",
+            urgent=True,
         )
 
 
-def _nvfp4(model: Model, weights: WeightBytes, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
-    if not key.startswith("nvfp4") or not model.delta or not model.experts:
+def _nvfp4(cast: Forecaster, ask: Ask) -> Iterator[Advice]:
+    model, weights = cast.model, cast.weights
+    if not cast.key.startswith("nvfp4") or not model.delta or not model.experts:
         return
-    other = WeightBytes.of(model, find_scheme("int4"))
-    here, there = _speed(model, weights, box, ask, Draft(), "mixed"), _speed(model, other, box, ask, Draft(), "mixed")
+    light = cast.with_weights("int4")
+    other = light.weights
+    here, there = (each.speed(Draft(), "mixed", context=SHORT_CONTEXT) for each in (cast, light))
     wide = [
         g for g in (DELTANET, HEAD, SHARED) if weights.formats.get(g) == "bf16" and other.groups[g] < weights.groups[g]
     ]
     if here.reads.total <= there.reads.total:
         return
-    rows = "rows m042 (NVFP4, 16.6) and m022 (INT4, 28.3)" if model.name == "Qwen3.5-122B-A10B" else "the arithmetic"
+    rows = "rows m042 (NVFP4, 16.6) and m022 (INT4, 28.3)" if model.name == MEASURED_WITH else "the arithmetic"
     yield Advice(
         f"NVFP4 brings no speed here: this checkpoint keeps {' and '.join(wide)} in BF16, so a step reads "
         f"{here.reads.total / 1e9:.1f} GB against {there.reads.total / 1e9:.1f} with INT4 AutoRound "
         f"(≈ {here.per_user:.0f} against {there.per_user:.0f} tok/s predicted without drafting).",
         rows,
+        urgent=True,
     )
 
 
-def _depth(model: Model, weights: WeightBytes, box: Box, ask: Ask) -> Iterator[Advice]:
+def _depth(cast: Forecaster, ask: Ask) -> Iterator[Advice]:
     kind = ask.draft.kind
     if kind not in DEPTHS:
-        if model.mtp_layers and not ask.draft.drafting and ask.engine != "llama.cpp":
-            plain = _speed(model, weights, box, ask, Draft(), "agent")
-            mtp = _speed(model, weights, box, ask, Draft("mtp", 2), "agent")
+        if cast.model.mtp_layers and not ask.draft.drafting and ask.engine != "llama.cpp":
+            plain = _speed(cast, ask, Draft(), "agent")
+            mtp = _speed(cast, ask, Draft("mtp", 2), "agent")
             yield Advice(
                 f"The model has an MTP head: --draft mtp:2 would bring ≈ {mtp.per_user:.0f} instead of "
                 f"{plain.per_user:.0f} tok/s on agent text (predicted).",
                 "acceptance of row m061",
             )
         return
-    best = {text: best_depth(model, weights, box, ask, kind, text) for text in ("prose", "code", "agent")}
-    now = {text: _speed(model, weights, box, ask, ask.draft, text).per_user for text in best}
+    best = {text: best_depth(cast, ask, kind, text) for text in ("prose", "code", "agent")}
+    now = {text: _speed(cast, ask, ask.draft, text).per_user for text in best}
     parts = [f"{depth} for {text} (≈ {speed:.0f} tok/s, {now[text]:.0f} with {ask.draft.depth})"
              for text, (depth, speed) in best.items()]  # fmt: skip
     yield Advice(
@@ -116,25 +119,31 @@ def _depth(model: Model, weights: WeightBytes, box: Box, ask: Ask) -> Iterator[A
     )
 
 
-def best_depth(model: Model, weights: WeightBytes, box: Box, ask: Ask, kind: str, text: str) -> tuple[int, float]:
-    """The shallowest depth within a per cent of the best, and its tokens per second and user."""
-    most = model.drafter.block_size - 1 if kind == DFLASH and model.drafter else max(DEPTHS[kind])
-    speeds = {k: _speed(model, weights, box, ask, Draft(kind, k), text).per_user for k in DEPTHS[kind] if k <= most}
+def best_depth(cast: Forecaster, ask: Ask, kind: str, text: str) -> tuple[int, float]:
+    """The shallowest depth within a per cent of the best, and its tokens per second and user. Depths are compared by
+    the arithmetic, since rows of one depth must not speak for it against the others."""
+    drafter = cast.model.drafter
+    most = drafter.block_size - 1 if kind == DFLASH and drafter else max(DEPTHS[kind])
+
+    def plain(depth: int) -> float:
+        draft = Draft(kind, depth)
+        return cast.decode(draft, text, acceptance(draft, text).tokens_per_step, ask.context, ask.users).per_user
+
+    speeds = {k: plain(k) for k in DEPTHS[kind] if k <= most}
     top = max(speeds.values())
     depth = next(k for k, speed in speeds.items() if speed >= (1 - TIE) * top)
-    return depth, speeds[depth]
+    return depth, _speed(cast, ask, Draft(kind, depth), text).per_user
 
 
-def _lighter(model: Model, weights: WeightBytes, box: Box, ask: Ask, key: str) -> Iterator[Advice]:
-    if key not in ("int4", "int4+fp8", "int4+int8head") or not model.experts or not model.delta:
+def _lighter(cast: Forecaster, ask: Ask) -> Iterator[Advice]:
+    if cast.key not in ("int4", "int4+fp8", "int4+int8head") or not cast.model.experts or not cast.model.delta:
         return
-    lighter = WeightBytes.of(model, find_scheme("int4+fp8+int8head"))
-    here = _speed(model, weights, box, ask, ask.draft, "mixed")
-    there = _speed(model, lighter, box, ask, ask.draft, "mixed")
+    here = _speed(cast, ask, ask.draft, "mixed")
+    there = _speed(cast.with_weights("int4+fp8+int8head"), ask, ask.draft, "mixed")
     yield Advice(
         f"FP8 shared experts and an INT8 head would read {(here.reads.total - there.reads.total) / 1e9:.2f} GB less a "
         f"step: ≈ {there.per_user:.1f} instead of {here.per_user:.1f} tok/s (predicted).",
-        "rows m054 (28.2) and m055 (36.0)" if model.name == "Qwen3.5-122B-A10B" else "the arithmetic",
+        "rows m054 (28.2) and m055 (36.0)" if cast.model.name == MEASURED_WITH else "the arithmetic",
     )
 
 
@@ -143,12 +152,13 @@ def _long_contexts(model: Model, weights: WeightBytes, box: Box, ask: Ask) -> It
         return
     first = first_token_s(model, weights, box, ask.context, engine=ask.engine)
     because = f"prefill arithmetic: {ask.users} x {first:.0f} s"
-    if model.name == "Qwen3.5-122B-A10B":
+    if model.name == MEASURED_WITH:
         because += "; rows m021 and m020: 20.6 tok/s each with two users of 108K, 6.2 with four"
     yield Advice(
         f"{ask.users} users with {ask.context:,} tokens each will collapse per-user speed: a cold prompt of that "
         f"length takes ≈ {first:.0f} s to compute, and the others wait or share while it runs.",
         because,
+        urgent=True,
     )
 
 
@@ -221,7 +231,5 @@ def _judge(use: Use, model: Model, weights: WeightBytes, box: Box, ask: Ask) -> 
     return Verdict(use.name, grade, seconds, wait, speed.per_user, because)
 
 
-def _speed(model: Model, weights: WeightBytes, box: Box, ask: Ask, draft: Draft, text: str) -> Speed:
-    tokens = acceptance(draft, text).tokens_per_step
-    return predict(model, weights, box, draft, accepted=tokens, kind=text, context=ask.context, users=ask.users,
-                   kv_item=KV_ITEM[ask.kv], engine=ask.engine)  # fmt: skip
+def _speed(cast: Forecaster, ask: Ask, draft: Draft, text: str) -> Speed:
+    return cast.speed(draft, text, context=ask.context, users=ask.users)

@@ -10,22 +10,24 @@ from stoker.demo import checkpoint_at
 from stoker.errors import RequestError
 from stoker.plan.acceptance import Acceptance, acceptance, workload_kind
 from stoker.plan.advice import Advice, Verdict, advise, verdicts
-from stoker.plan.catalog import Box, find_box, find_model, find_scheme, read
+from stoker.plan.catalog import Box, find_box, find_model, find_scheme, is_gguf, read
+from stoker.plan.commands import Command, commands
 from stoker.plan.compat import Finding, findings
-from stoker.plan.evidence import Row, nearest
-from stoker.plan.memory import Ask, Budget, budget, find_engine
+from stoker.plan.correction import Correction
+from stoker.plan.drafters import Choice, choose
+from stoker.plan.evidence import Row
+from stoker.plan.forecast import Forecaster
+from stoker.plan.memory import Ask, Budget, budget, check, find_engine
 from stoker.plan.models import GPT_OSS, Model
-from stoker.plan.speed import Speed, first_token_s, predict, prefill_tokens_per_s
-from stoker.sizes.memory import KV_ITEM
+from stoker.plan.speed import Speed, first_token_s, prefill_tokens_per_s
 from stoker.sizes.step import Draft
 from stoker.sizes.weights import Scheme, WeightBytes
 
 CHECKPOINT = "checkpoint"
+LLAMA = "llama.cpp"
 SHORT = 512  # tokens
 ENGINE_NAMES = {"stoker": "stoker", "vllm": "vLLM"}  # as recipes call engines, and as rows do
 DRAFTERS = ("none", "mtp", "dflash", "lookup")
-# what the table of drafts compares, where the model has such a drafter
-COMPARED = (Draft(), Draft("mtp", 1), Draft("mtp", 2), Draft("mtp", 4), Draft("dflash", 4), Draft("dflash", 12))
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Question:
     recipe: str | None = None
     utilization: float | None = None
     prefix_cache_gib: float = 0.0
+    fresh: int | None = None  # tokens of several users' prompts that are not cached; None: a turn's worth
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ class Answer:
     budget: Budget
     acceptance: Acceptance
     speed: Speed
+    correction: Correction  # what measured rows made of it
+    choice: Choice  # of the drafter, and why
     short: Speed  # the same with next to no context, as most published numbers are
+    cold: Speed | None  # of several users, if nothing of their prompts were cached
     compared: tuple[Compared, ...]
     first_token: dict[int, float]  # prompt tokens -> seconds, nothing cached
     prefill: float
@@ -73,10 +79,17 @@ class Answer:
     compat: tuple[Finding, ...]
     advice: tuple[Advice, ...]
     verdicts: tuple[Verdict, ...]
+    commands: tuple[Command, ...]
 
     @property
     def fits(self) -> bool:
         return self.budget.fits
+
+    @property
+    def concurrent(self) -> int:
+        """Requests of the asked length that the plan holds at a time: vLLM's own count, where it is vLLM."""
+        pool = self.budget.pool
+        return self.budget.max_users if pool is None else min(int(pool.concurrency), self.budget.max_users)
 
     def to_json(self) -> dict[str, Any]:
         b, s, pool = self.budget, self.speed, self.budget.pool
@@ -97,6 +110,7 @@ class Answer:
                 "exact_weights": self.weights.exact,
                 "max_context": b.max_context,
                 "max_users": b.max_users,
+                "concurrent_requests": self.concurrent,
                 "vllm_pool": None if pool is None else {
                     "blocks": pool.blocks, "block_tokens": pool.block_tokens, "bytes": pool.bytes,
                     "tokens": pool.tokens, "max_concurrency": round(pool.concurrency, 2),
@@ -106,10 +120,13 @@ class Answer:
                 "vllm_flags": list(b.flags),
             },
             "speed": {
-                "what": "predicted decode speed of all users together, at the context asked for",
+                "what": "predicted speed of all users together, their prompts included, at the context asked for",
                 "workload": self.question.workload,
                 **_speed(s),
+                "uncorrected_tokens_per_s": round(s.uncorrected, 1),
+                "corrected_towards": [row.id for row in self.correction.towards],
                 "at_short_context": _speed(self.short),
+                "all_prompts_cold": None if self.cold is None else _speed(self.cold),
                 "accept_length": round(self.acceptance.tokens_per_step, 3),
                 "acceptance": self.acceptance.said_by,
                 "acceptance_assumed": self.acceptance.assumed,
@@ -120,6 +137,8 @@ class Answer:
                     for c in self.compared
                 ],
             },
+            "drafter": {"draft": str(self.choice.draft), "because": self.choice.because},
+            "commands": [{"line": c.line, "what": c.what} for c in self.commands],
             "evidence": [row.to_json() for row in self.evidence],
             "compat": [finding.to_json() for finding in self.compat],
             "advice": [{"text": a.text, "because": a.because} for a in self.advice],
@@ -131,28 +150,26 @@ def answer(question: Question, box: Box | None = None) -> Answer:
     """`box` is the one that the question names, where its free memory is known to differ."""
     box, model = box or find_box(question.box), find_model(question.model)
     recipe = find_recipe(question.recipe) if question.recipe else {}
-    engine = find_engine(question.engine or recipe.get("engine") or default_engine(model, box)).key
-    key, weighed = _weights(question, model, engine, recipe.get("weights"))
-    draft = parse_draft(question.draft or recipe.get("draft") or default_draft(model, engine))
+    of_format = LLAMA if question.weights and is_gguf(find_scheme(question.weights)) else None
+    engine = find_engine(question.engine or recipe.get("engine") or of_format or default_engine(model, box)).key
+    key, weighed = _weights(question, model, box, engine, recipe.get("weights"))
     context = question.context or min(32_768, model.max_positions)
     kv = question.kv or recipe.get("kv") or "bf16"
+    kind = workload_kind(question.workload)
+    cast = Forecaster(model, weighed, key, box, engine, kv)
+    named = question.draft or recipe.get("draft")
+    asked = parse_draft(named) if named else None
+    check(model, Ask(context, question.users, asked or Draft(), kv, engine))
+    choice, compared = choose(cast, asked, kind, context, question.users, question.fresh)
+    draft = choice.draft
     ask = Ask(context, question.users, draft, kv, engine, question.prefix_cache_gib)
     planned = budget(model, weighed, box, ask, question.utilization)
-    kind = workload_kind(question.workload)
     accepted = acceptance(draft, kind, question.accept_length, model.name)
 
-    def speed(of: Draft, text: str, asked: float | None = None, at: int = context) -> Speed:
-        tokens = acceptance(of, text, asked, model.name).tokens_per_step
-        return predict(model, weighed, box, of, accepted=tokens, kind=text, context=at, users=ask.users,
-                       kv_item=KV_ITEM[kv], engine=engine)  # fmt: skip
+    def told(at: int, fresh: int | None) -> tuple[Speed, Correction]:
+        return cast.told(draft, kind, context=at, users=ask.users, accepted=accepted, fresh=fresh)
 
-    compared = tuple(
-        Compared(of, speed(of, "mixed"), speed(of, "agent"))
-        for of in COMPARED
-        if not of.drafting or (of.kind == "mtp" and model.mtp_layers) or (of.kind == "dflash" and model.drafter)
-    )
-    chosen = speed(draft, kind, question.accept_length)
-    rows = nearest(model.name, *device_of(box), key, draft.kind, kind, ask.users)
+    speed, correction = told(context, question.fresh)
     return Answer(
         question=question,
         model=model,
@@ -162,17 +179,21 @@ def answer(question: Question, box: Box | None = None) -> Answer:
         ask=ask,
         budget=planned,
         acceptance=accepted,
-        speed=chosen,
-        short=speed(draft, kind, question.accept_length, min(SHORT, context)),
-        compared=compared,
+        speed=speed,
+        correction=correction,
+        choice=choice,
+        short=told(min(SHORT, context), question.fresh)[0],
+        cold=told(context, context)[0] if ask.users > 1 else None,
+        compared=tuple(Compared(*each) for each in compared),
         first_token={
             n: first_token_s(model, weighed, box, n, engine=engine) for n in prompt_lengths(context)
         },
         prefill=prefill_tokens_per_s(model, box, engine, context),
-        evidence=rows,
+        evidence=cast.nearest(draft, kind, context, ask.users),
         compat=findings(box, model, key, draft, engine),
-        advice=advise(model, weighed, box, ask, planned, key, question.utilization),
+        advice=advise(cast, ask, planned, question.utilization),
         verdicts=verdicts(model, weighed, box, ask) if planned.fits else (),
+        commands=commands(model, key, box, ask, planned),
     )  # fmt: skip
 
 
@@ -193,13 +214,9 @@ def parse_draft(text: str) -> Draft:
 
 
 def default_engine(model: Model, box: Box) -> str:
-    if box.architecture.startswith("gfx"):
-        return "llama.cpp"
+    if box.architecture.startswith(("gfx", "metal")):
+        return LLAMA
     return "stoker" if box.architecture == "cpu" and model.family != GPT_OSS else "vLLM"
-
-
-def default_draft(model: Model, engine: str) -> str:
-    return "mtp:2" if model.mtp_layers and engine != "llama.cpp" else "none"
 
 
 @cache
@@ -213,13 +230,17 @@ def find_recipe(name: str) -> dict[str, Any]:
     return dict(recipes()[name])
 
 
-def _weights(question: Question, model: Model, engine: str, of_recipe: str | None) -> tuple[str, WeightBytes]:
+def _weights(question: Question, model: Model, box: Box, engine: str, of_recipe: str | None) -> tuple[str, WeightBytes]:
     asked = question.weights or of_recipe
     if asked is None and model.default_weights == CHECKPOINT:
         return CHECKPOINT, _stored(checkpoint_at(question.model))
-    if asked is None and engine == "llama.cpp":
+    if asked is None and engine == LLAMA:
         asked = "mxfp4-gguf" if model.family == GPT_OSS else "ud-q4_k"
+    if asked is None and model.family == GPT_OSS and box.architecture == "sm_121":
+        asked = "mxfp4-all"  # what everybody who measures this model on a Spark serves
     scheme: Scheme = find_scheme(asked or model.default_weights)
+    if scheme.key == "mxfp4" and engine == LLAMA:  # what llama.cpp's files of that name are
+        scheme = find_scheme("mxfp4-gguf")
     weighed = WeightBytes.of(model, scheme)
     if scheme.parts and not any(weighed.formats.get(g, "bf16") != "bf16" for g in weighed.groups):
         raise RequestError(
@@ -237,11 +258,6 @@ def _stored(directory: Path) -> WeightBytes:
     if not report.groups:
         raise RequestError(f"{directory} holds no safetensors files to weigh; give --weights to plan from its shapes.")
     return replace(report.weights, title=f"the checkpoint in {directory.name}")
-
-
-def device_of(box: Box) -> tuple[str, int]:
-    """Box and number as rows name them."""
-    return ("spark", 2) if box.key == "2xspark" else (box.key, 1)
 
 
 def _speed(s: Speed) -> dict[str, float]:

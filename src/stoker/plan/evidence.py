@@ -68,6 +68,7 @@ class Row:
     source: str
     url: str
     date: str
+    fresh_tokens: int | None = None  # of each prompt, where the rest of it was cached; None: all of it
 
     @property
     def held_out_with(self) -> str:
@@ -121,8 +122,8 @@ def _table() -> tuple[list[str], list[list[str]]]:
 
 def _row(columns: list[str], line: list[str]) -> Row:
     values: dict[str, Any] = dict(zip(columns, line, strict=True))
-    for name in ("boxes", "depth", "context_tokens", "output_tokens", "users"):
-        values[name] = int(values[name]) if values[name] else None
+    for name in ("boxes", "depth", "context_tokens", "output_tokens", "users", "fresh_tokens"):
+        values[name] = int(values[name]) if values.get(name) else None
     for name in ("parameters_b", "active_b", "prefill_tok_s", "decode_tok_s", "acceptance_rate", "tokens_per_step"):
         values[name] = float(values[name]) if values[name] else None
     return Row(**values)
@@ -137,6 +138,13 @@ def measurements() -> tuple[Row, ...]:
 def of_model(name: str) -> tuple[Row, ...]:
     """Published rows, and the user's own."""
     return (*_published(name.lower()), *(row for row in own_rows() if row.model.lower() == name.lower()))
+
+
+def of_models(names: Sequence[str]) -> tuple[Row, ...]:
+    """Rows of several names of one model, in lower case."""
+    wanted = set(names)
+    published = [row for name in names for row in _published(name)]
+    return (*published, *(row for row in own_rows() if row.model.lower() in wanted))
 
 
 @cache
@@ -184,29 +192,7 @@ def add_own(rows: Sequence[Row]) -> int:
     return len(new)
 
 
-def nearest(
-    model: str, box: str, boxes: int, weights: str, drafter: str, kind: str, users: int, limit: int = 5
-) -> tuple[Row, ...]:
-    """Measured rows of this model, those most like the plan first: same box, then drafter, text, weights, users; but of
-    one box and drafter first two rows of everybody: a second opinion says more than a third row of one table."""
-    here = (box, boxes)
-
-    def distance(row: Row) -> tuple[float, ...]:
-        off = 4.0 * ((row.box, row.boxes) != here) + 2.0 * (row.drafter != drafter)
-        off += 0.8 * (row.weights != weights) + 0.8 * (row.weights.split("+")[0] != weights.split("+")[0])
-        off += 1.2 * (row.kind != kind) + 2.5 * (row.users != users)
-        return (off + {"A": 0.0, "B": 0.2, "C": 0.6}[row.evidence], -_day(row.date))
-
-    ranked = sorted((row for row in of_model(model) if row.decode_tok_s is not None), key=distance)
-    seen: dict[str, int] = {}
-    order = []
-    for row in ranked:
-        before = seen.get(row.held_out_with, 0)
-        seen[row.held_out_with] = before + 1
-        order.append(((row.box, row.boxes) != here, row.drafter != drafter, before >= 2))
-    return tuple(row for _, row in sorted(zip(order, ranked, strict=True), key=lambda pair: pair[0])[:limit])
-
-
-def _day(date: str) -> float:
+def day(date: str) -> float:
+    """So that later is more."""
     digits = re.sub(r"\D", "", date)
     return float(digits.ljust(8, "0")) if digits else 0.0

@@ -80,8 +80,17 @@ def _speed(answer: Answer) -> Iterator[str]:
     assumed = ", acceptance assumed" if answer.acceptance.assumed else ""
     yield (
         f"  {speed.users} x {speed.accepted:.2f} tokens per step ({answer.acceptance.said_by}{assumed}) / "
-        f"{1e3 * speed.step_s:.2f} ms = ≈ {speed.tokens_per_s:.1f} tok/s predicted, "
-        f"{speed.low:.1f} to {speed.high:.1f} for four rows in five of sources never seen"
+        f"{1e3 * speed.step_s:.2f} ms = {speed.users * speed.accepted / speed.step_s:.1f} tok/s"
+    )
+    if speed.answer:
+        yield (
+            f"  with {speed.prompts_s:.1f} s of prompts for every answer of {speed.answer} tokens each: "
+            f"{speed.uncorrected:.1f} tok/s"
+        )
+    yield (
+        f"  x {speed.factor:.3f} for what measured runs like it had more or less than predicted = "
+        f"≈ {speed.tokens_per_s:.1f} tok/s predicted, {speed.low:.1f} to {speed.high:.1f}: four rows in five of "
+        "sources never seen, and every grade-A row of the recipe"
     )
     yield (
         f"  limit: {speed.users} x {speed.accepted:.2f} / ({speed.reads.total / 1e9:.3f} GB / {paper:g} GB/s) = "

@@ -13,6 +13,7 @@ from stoker.plan.vllm_pool import Pool, pool_of
 from stoker.sizes.memory import KV_ITEM, Caches, Item, caches_of, plan_memory
 from stoker.sizes.step import DFLASH, MTP_DRAFT, Draft
 from stoker.sizes.weights import WeightBytes
+from stoker.weights.model_config import FULL, LINEAR, SLIDING
 from stoker.weights.names import MTP, VISION
 
 KV = ("bf16", "fp8")
@@ -118,7 +119,7 @@ def budget(model: Model, weights: WeightBytes, box: Box, ask: Ask, utilization: 
     max_users = _largest(MOST_USERS, lambda n: caches.total(ask.context, n) <= room)
     pool: Pool | None = None
     flags: tuple[str, ...] = ()
-    if ask.engine == "vLLM":
+    if ask.engine == "vLLM" and any(model.layers_of(kind) for kind in (FULL, LINEAR, SLIDING)):
         pool, flags = _vllm(model, box, ask, plan.items, utilization)
     return Budget(plan.items, box.visible_bytes, max_context, max_users, pool, flags)
 

@@ -3,13 +3,13 @@
 Qwen families are read by the engine's own `ModelConfig`; gpt-oss, which the engine does not run, is counted here.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ConfigError
-from stoker.sizes.network import Network, Weight
+from stoker.sizes.network import Network, Shape, Weight
 from stoker.weights.config_fields import Fields
 from stoker.weights.model_config import FAMILIES, FULL, SLIDING, ModelConfig
 from stoker.weights.names import ATTENTION, EMBEDDING, HEAD, ROUTED, ROUTER, group_of
@@ -25,6 +25,7 @@ class Model(Network):
     max_positions: int
     default_weights: str = "bf16"
     source: str = ""
+    note: str = ""  # what is not known of it, where it is not counted in full
     config: ModelConfig | None = field(default=None, repr=False)
 
 
@@ -35,16 +36,11 @@ def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any
     if kind == GPT_OSS:
         return _gpt_oss(Fields(text, where), name or GPT_OSS, extra)
     if kind not in FAMILIES:
-        missing = [
-            k for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size") if k not in text
-        ]
-        lacks = f"; it also lacks {', '.join(missing)}" if missing else ""
-        raise ConfigError(
-            f"{where}: model_type is {kind!r}, whose layers the planner cannot count{lacks}. "
-            f"It counts {', '.join(sorted(FAMILIES))} and {GPT_OSS}."
-        )
+        from stoker.plan.families import stranger
+
+        return stranger({**text, "model_type": kind.removesuffix("_text")}, name or kind, where)
     config = ModelConfig.from_dict(dict(raw), where)
-    return Model.of(
+    whole = Model.of(
         config,
         name=name or config.family,
         family=config.family,
@@ -53,12 +49,43 @@ def from_config(raw: Mapping[str, Any], where: str, name: str = "", **extra: Any
         config=config,
         **extra,
     )
+    return replace(whole, weights=_merged(whole.weights))
 
 
-def from_file(path: Path) -> Model:
+def _merged(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """Weights that layers have alike as one with a count: formats ask for names and shapes, never for a layer."""
+    found: dict[tuple[str, str, str, Shape], Weight] = {}
+    for weight in weights:
+        key = (re.sub(r"\.\d+\.", ".", weight.name), weight.group, weight.part, weight.shape)
+        before = found.get(key)
+        found[key] = weight if before is None else replace(before, count=before.count + weight.count)
+    return tuple(found.values())
+
+
+def from_file(path: Path, name: str = "") -> Model:
     from stoker.weights.json_file import read_json
 
-    return from_config(read_json(path), str(path), name=path.parent.name)
+    return from_raw(read_json(path), str(path), name or path.parent.name)
+
+
+def from_raw(raw: Mapping[str, Any], where: str, name: str) -> Model:
+    """A model from a whole config.json, in the format that it says its weights have."""
+    return replace(from_config(raw, where, name=name), default_weights=_format_of(raw))
+
+
+# quant_method of a config.json -> the planner's nearest format
+METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "gptq-int4", "awq": "int4", "auto-round": "int4",
+           "intel/auto-round": "int4", "modelopt": "nvfp4-experts"}  # fmt: skip
+
+
+def _format_of(raw: Mapping[str, Any]) -> str:
+    quantised = raw.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return "bf16"
+    method = str(quantised.get("quant_method", ""))
+    if method == "compressed-tensors":
+        return "nvfp4" if "nvfp4" in str(quantised.get("format", "")) else "int4"
+    return METHODS.get(method, "bf16")
 
 
 def _gpt_oss(fields: Fields, name: str, extra: Mapping[str, Any]) -> Model:

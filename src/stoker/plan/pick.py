@@ -6,13 +6,14 @@ from typing import Any
 
 from stoker.errors import RequestError
 from stoker.plan.acceptance import acceptance
-from stoker.plan.answer import default_engine, device_of, parse_draft, recipes
+from stoker.plan.answer import default_engine, parse_draft, recipes
 from stoker.plan.catalog import Box, find_box, find_scheme, models
-from stoker.plan.evidence import Row, nearest
+from stoker.plan.drafters import sure
+from stoker.plan.evidence import Row
+from stoker.plan.forecast import Forecaster
 from stoker.plan.memory import Ask, Budget, budget
 from stoker.plan.models import Model
-from stoker.plan.speed import Speed, predict
-from stoker.sizes.memory import KV_ITEM
+from stoker.plan.speed import Speed
 from stoker.sizes.step import Draft
 from stoker.sizes.weights import WeightBytes
 
@@ -45,6 +46,7 @@ class Choice:
     context: int
     budget: Budget
     speed: Speed
+    sure: float  # tokens/s that recipes of a model are compared by
     assumed: bool  # the acceptance, where drafting
     meets: bool
     evidence: tuple[Row, ...]
@@ -86,7 +88,7 @@ def pick(box_name: str, need_name: str = "agent") -> tuple[Box, Need, tuple[Choi
             _choice(model, key, entry, box, need) for key, entry in recipes().items() if _runs(model, entry, box)
         ]
         if choices:
-            chosen.append(max(choices, key=lambda c: (c.fits, c.speed.tokens_per_s if c.fits else c.budget.free_bytes)))
+            chosen.append(max(choices, key=lambda c: (c.fits, c.sure if c.fits else c.budget.free_bytes)))
     # Speed is no measure of quality: among those that meet the need the larger model comes first.
     order = sorted(
         chosen, key=lambda c: (not c.fits, not c.meets, -c.model.parameters if c.fits else -c.budget.free_bytes)
@@ -95,9 +97,11 @@ def pick(box_name: str, need_name: str = "agent") -> tuple[Box, Need, tuple[Choi
 
 
 def _runs(model: Model, recipe: dict[str, Any], box: Box) -> bool:
-    """AMD boxes are planned with llama.cpp, others with vLLM; a GGUF recipe is no use beside a better one there."""
+    """AMD and Apple boxes are planned with llama.cpp, others with vLLM; a GGUF recipe is no use beside a better one
+    there. Some recipes are for one architecture."""
     engine = default_engine(model, box)
-    return model.name in recipe["models"] and recipe["engine"] == ("vLLM" if engine == "stoker" else engine)
+    here = box.architecture in recipe.get("architectures", [box.architecture])
+    return here and model.name in recipe["models"] and recipe["engine"] == ("vLLM" if engine == "stoker" else engine)
 
 
 def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need) -> Choice:
@@ -107,10 +111,9 @@ def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need
     ask = Ask(context, need.users, draft, recipe.get("kv", "bf16"), recipe["engine"])
     planned = budget(model, weighed, box, ask)
     accepted = acceptance(draft, need.kind, model=model.name)
-    speed = predict(model, weighed, box, draft, accepted=accepted.tokens_per_step, kind=need.kind, context=context,
-                    users=need.users, kv_item=KV_ITEM[ask.kv], engine=recipe["engine"])  # fmt: skip
-    device = device_of(box)
-    near = nearest(model.name, *device, recipe["weights"], draft.kind, need.kind, need.users, 3)
+    cast = Forecaster(model, weighed, recipe["weights"], box, recipe["engine"], ask.kv)
+    speed = cast.speed(draft, need.kind, context=context, users=need.users, accepted=accepted)
+    near = cast.nearest(draft, need.kind, context, need.users, 3)
     return Choice(
         model=model,
         recipe=key,
@@ -120,7 +123,8 @@ def _choice(model: Model, key: str, recipe: dict[str, Any], box: Box, need: Need
         context=context,
         budget=planned,
         speed=speed,
+        sure=sure(draft, speed, need.kind, model),
         assumed=accepted.assumed,
         meets=planned.fits and speed.tokens_per_s >= need.least and context == need.context,
-        evidence=tuple(row for row in near if (row.box, row.boxes) == device),
+        evidence=tuple(row for row in near if (row.box, row.boxes) == box.of_rows),
     )

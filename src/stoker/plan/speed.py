@@ -10,7 +10,7 @@ exceeds the physical limit: the same bytes at the bandwidth on paper and nothing
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import exp, log, sqrt
 
@@ -78,8 +78,8 @@ class Fit:
 
 
 def box_name(box: Box) -> str:
-    """A pair of boxes reads as each of them does."""
-    return f"box:{box.key.removeprefix('2x')}"
+    """Several boxes read as each of them does."""
+    return f"box:{box.of_rows[0]}"
 
 
 # Mean and standard deviation of a logarithm before any measurement.
@@ -114,6 +114,17 @@ def fitted() -> Fit:
     return Fit(raw["values"], spread, raw["deviations"])
 
 
+def spread_of(engine: str, fit: Fit | None = None) -> tuple[float, float]:
+    """Log errors (predicted over published) that one row in ten is below, and above, without correction."""
+    spread = (fit or fitted()).spread
+    return spread.get(engine, spread["all"])
+
+
+def unseen(box: Box, fit: Fit | None = None) -> float:
+    """Added on both sides to the log error where nobody's rows of such a box were fitted."""
+    return 0.0 if box_name(box) in (fit or fitted()).values else UNSEEN_BOX
+
+
 @dataclass(frozen=True)
 class Speed:
     """One predicted speed and every term it was made of."""
@@ -128,15 +139,25 @@ class Speed:
     terms: Mapping[str, float]  # name -> seconds
     low_factor: float
     high_factor: float
+    factor: float = 1.0  # correction by measured rows (correction.py)
+    prompts_s: float = 0.0  # of all users' prompts, computed between the steps of an answer
+    answer: int = 0  # tokens, where prompts count
+
+    @property
+    def uncorrected(self) -> float:
+        """All users together, as the arithmetic has it."""
+        if self.answer:
+            return self.users * self.answer / (self.prompts_s + self.answer * self.step_s / self.accepted)
+        return self.users * self.accepted / self.step_s
 
     @property
     def tokens_per_s(self) -> float:
         """All users together."""
-        return self.users * self.accepted / self.step_s
+        return min(self.uncorrected * self.factor, self.limit)
 
     @property
     def per_user(self) -> float:
-        return self.accepted / self.step_s
+        return self.tokens_per_s / self.users
 
     @property
     def limit(self) -> float:
@@ -144,11 +165,11 @@ class Speed:
 
     @property
     def low(self) -> float:
-        return self.tokens_per_s * self.low_factor
+        return min(self.uncorrected * self.low_factor, self.tokens_per_s)
 
     @property
     def high(self) -> float:
-        return min(self.tokens_per_s * self.high_factor, self.limit)
+        return min(self.uncorrected * self.high_factor, self.limit)
 
 
 def predict(
@@ -186,9 +207,9 @@ def predict(
         if box.devices > 1 and not split_by_layers
         else 0.0,
     }
-    low, high = fit.spread.get(engine_as, fit.spread["all"])
-    if box_name(box) not in fit.values:  # nobody's rows of such a box were fitted
-        low, high = low - UNSEEN_BOX, high + UNSEEN_BOX
+    low, high = spread_of(engine_as, fit)
+    beside = unseen(box, fit)
+    low, high = low - beside, high + beside
     return Speed(
         workload=kind,
         accepted=accepted,
@@ -222,16 +243,29 @@ def first_token_s(
 ) -> float:
     """Of a prompt of which `cached` tokens need no computing. Short prompts are bound by reading the experts they
     touch, once per chunk, long ones by arithmetic."""
-    fit = fit or fitted()
     new = max(1, prompt - cached)
+    return SERVER_S + prompt_seconds(model, weights, box, new, seen=(prompt + cached) / 2, engine=engine, fit=fit)
+
+
+def prompt_seconds(
+    model: Model, weights: WeightBytes, box: Box, new: int, *, seen: float, engine: str = "vLLM", fit: Fit | None = None
+) -> float:
+    """What the box computes for `new` tokens of one or more prompts that attend to `seen` others on average."""
+    fit = fit or fitted()
     chunks = -(-new // PREFILL_CHUNK)
     block = Draft("lookup", min(new, PREFILL_CHUNK) - 1)
-    reads = step_reads(model, weights, block, context=prompt, users=1, pool=float(model.experts), kv_item=2.0)
+    reads = step_reads(model, weights, block, context=int(2 * seen), users=1, pool=float(model.experts), kv_item=2.0)
     bandwidth = box.bandwidth_gb_s * 1e9 * box.devices * fit.efficiency(box, AS.get(engine, engine), _fine(weights))
     reading = reads.verify / bandwidth + model.layers * fit.layer_seconds(box, AS.get(engine, engine))
     share = fit.prefill(AS.get(engine, engine), bool(model.experts))
-    arithmetic = new * prompt_flops(model, (prompt + cached) / 2) / (box.tflops_bf16 * 1e12 * box.devices * share)
-    return SERVER_S + max(chunks * reading, arithmetic)
+    arithmetic = new * prompt_flops(model, seen) / (box.tflops_bf16 * 1e12 * box.devices * share)
+    return max(chunks * reading, arithmetic)
+
+
+def with_prompts(decode: Speed, prompts_s: float, answer: int) -> Speed:
+    """Where every user gets answers of so many tokens one after the other, and the engine computes the prompts of all
+    of them, `prompts_s`, between the steps."""
+    return replace(decode, prompts_s=prompts_s, answer=answer)
 
 
 def prompt_flops(model: Model, seen: float) -> float:

@@ -58,20 +58,35 @@ class Pool:
         return self.bytes / (self.context * self.bytes_per_token + self.state_bytes)
 
 
+def block_tokens(model: Model, depth: int, kv_item: float) -> int:
+    """Of an attention block: of a hybrid the least multiple of 16 whose page holds a recurrent layer's state."""
+    recurrent = model.layers_of(LINEAR)
+    if not recurrent or model.delta is None:
+        return KERNEL_BLOCK
+    return ceil(_state_bytes(model, depth) / _token_bytes(model, kv_item) / KERNEL_BLOCK) * KERNEL_BLOCK
+
+
+def _state_bytes(model: Model, depth: int) -> int:
+    """Of one recurrent layer, its convolution widened by the drafts."""
+    assert model.delta is not None
+    convolved = model.conv_bytes(model.delta.conv_kernel - 1 + depth)
+    return (model.recurrent_bytes + convolved) // model.layers_of(LINEAR)
+
+
+def _token_bytes(model: Model, kv_item: float) -> int:
+    return int(2 * model.num_kv_heads * model.head_dim * kv_item)
+
+
 def pool_of(
     model: Model, pool_bytes: int, *, context: int, depth: int, kv_item: float, mtp: bool, prefix_cache: bool = True
 ) -> Pool:
     """`depth` drafts a step; with MTP the head's attention layer joins the others."""
     attention = model.layers_of(FULL) + (model.mtp_layers if mtp else 0)
     recurrent, sliding = model.layers_of(LINEAR), model.layers_of(SLIDING)
-    token_bytes = int(2 * model.num_kv_heads * model.head_dim * kv_item)
-    block_tokens, page = KERNEL_BLOCK, KERNEL_BLOCK * token_bytes
-    state = 0
-    if recurrent:
-        assert model.delta is not None
-        state = (model.recurrent_bytes + model.conv_bytes(model.delta.conv_kernel - 1 + depth)) // recurrent
-        block_tokens = ceil(state / token_bytes / KERNEL_BLOCK) * KERNEL_BLOCK
-        page = block_tokens * token_bytes
+    token_bytes = _token_bytes(model, kv_item)
+    block = block_tokens(model, depth, kv_item)
+    page = block * token_bytes
+    state = _state_bytes(model, depth) if recurrent else 0
     kinds = [n for n in (attention, recurrent, sliding) if n]
     if not kinds:
         raise RequestError(f"{model.name} has no attention or recurrent layer; vLLM would allocate no pool for it.")
@@ -79,13 +94,13 @@ def pool_of(
     attention_groups, recurrent_groups, sliding_groups = (
         ceil(n / per_group) if n else 0 for n in (attention, recurrent, sliding)
     )
-    full_blocks = ceil(context / block_tokens) * attention_groups
+    full_blocks = ceil(context / block) * attention_groups
     # With prefix caching a sequence keeps the state before its newest block too.
     state_blocks = recurrent_groups * ((2 if prefix_cache else 1) + depth)
-    window_blocks = sliding_groups * min(ceil(context / block_tokens), ceil(model.sliding_window / block_tokens) + 1)
+    window_blocks = sliding_groups * min(ceil(context / block), ceil(model.sliding_window / block) + 1)
     own_bytes = attention * token_bytes
     return Pool(
-        block_tokens=block_tokens,
+        block_tokens=block,
         page_bytes=page,
         layers_per_group=per_group,
         attention_groups=attention_groups + sliding_groups,

@@ -1,6 +1,7 @@
 """A plan as one page: memory as a bar, speed against acceptance as a chart, evidence, advice. The markup is
 templates/plan.html."""
 
+from dataclasses import replace
 from functools import partial
 
 from stoker.plan.acceptance import KINDS, acceptance
@@ -12,19 +13,10 @@ from stoker.plan.speed import Speed, predict
 from stoker.report import charts
 from stoker.report.charts import CHARACTER, Chart, line, polyline, shape, text
 from stoker.report.page import render
+from stoker.report.plan_parts import segments
 from stoker.sizes.memory import KV_ITEM
 from stoker.sizes.step import Draft
 
-# segments of the memory bar: what an item's name begins with -> (label, colour class)
-PARTS = (
-    (("weights: MTP", "drafter"), "drafter", "s3"),
-    (("weights",), "weights", "s0"),
-    (("KV cache",), "KV cache", "s2"),
-    (("recurrent",), "recurrent state", "s1"),
-    (("prefix",), "prefix cache", "s5"),
-    (("graphs", "runtime", "host"), "engine", "s4"),
-    (("reserve",), "reserve", "s6"),
-)
 WIDE = 840  # of the page's charts
 MARKS = {"good": "✓", "degraded": "!", "not suitable": "✗"}
 
@@ -46,15 +38,6 @@ def page(answer: Answer) -> str:
     )
 
 
-def segments(answer: Answer) -> list[tuple[str, str, int]]:
-    """label, colour, bytes; every item is in exactly one."""
-    sizes: dict[tuple[str, str], int] = {}
-    for item in answer.budget.items:
-        label, colour = next((label, colour) for starts, label, colour in PARTS if item.name.startswith(starts))
-        sizes[label, colour] = sizes.get((label, colour), 0) + item.bytes
-    return [(label, colour, size) for (label, colour), size in sizes.items() if size]
-
-
 def memory_bar(answer: Answer, width: int) -> Chart:
     capacity = answer.budget.capacity
     chart = Chart(width, "memory by item", 58)
@@ -74,7 +57,7 @@ def memory_bar(answer: Answer, width: int) -> Chart:
 def speed_chart(answer: Answer, draft: Draft, width: int) -> Chart:
     """Tokens per second over tokens per step, for the drafter that is planned or, without one, one it could have."""
     height, left, top, bottom = 348, 48, 24, 44
-    plain = _at(answer, Draft(), 1.0).tokens_per_s
+    plain = answer.compared[0].general.tokens_per_s  # the table's first line: no drafts
     level_name = f"no drafting ({plain:.0f})"
     right = width - CHARACTER * max(len(f"{draft}, predicted"), len(level_name)) - 12
     most = draft.verified
@@ -125,8 +108,10 @@ def _any_drafter(answer: Answer) -> Draft | None:
 
 def _at(answer: Answer, draft: Draft, tokens: float, kind: str = MIXED) -> Speed:
     ask = answer.ask
-    return predict(answer.model, answer.weights, answer.box, draft, accepted=tokens, kind=kind, context=ask.context,
-                   users=ask.users, kv_item=KV_ITEM[ask.kv], engine=ask.engine)  # fmt: skip
+    plain = predict(answer.model, answer.weights, answer.box, draft, accepted=tokens, kind=kind, context=ask.context,
+                    users=ask.users, kv_item=KV_ITEM[ask.kv], engine=ask.engine)  # fmt: skip
+    s = answer.speed  # its correction and range are the curve's
+    return replace(plain, factor=s.factor, low_factor=s.low_factor, high_factor=s.high_factor)
 
 
 def _apart(labels: list[tuple[float, str, str]], least: float = 16.0) -> list[tuple[float, str, str]]:

@@ -186,7 +186,7 @@ def plan_memory(
     `pages` are shared by all users; None: a context for each. `prefix_cache` is its bytes; None: a share of the rest.
     Where not even one request of `context` tokens fits, the items are those of one.
     """
-    snapshot = caches.snapshot or caches.page  # without recurrent layers the prefix cache only pins pages
+    snapshot = caches.snapshot or caches.page or 1  # without recurrent layers the prefix cache only pins pages
     room = max(0, (budget or 0) - sum(item.bytes for item in (*loaded, *beside)))
     if prefix_cache is None:
         snapshots = min(SNAPSHOTS_PER_USER * users, int(room * SNAPSHOT_SHARE) // snapshot)

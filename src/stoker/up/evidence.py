@@ -3,7 +3,7 @@
 import hashlib
 
 from stoker.errors import StokerError
-from stoker.plan.answer import ENGINE_NAMES, device_of
+from stoker.plan.answer import ENGINE_NAMES
 from stoker.plan.catalog import find_box, find_model
 from stoker.plan.evidence import OWN, Row
 from stoker.speculate.assumed import LABEL
@@ -15,12 +15,12 @@ def rows_of(receipt: Receipt, file: str) -> list[Row]:
     """One for each workload that has a speed. `file` is where the receipt lies."""
     recipe, source = receipt.recipe, receipt.revisions[0].source if receipt.revisions else ""
     try:
-        model = find_model(recipe.plan or source)
+        model = find_model(recipe.plan or source, fetch=False)
     except StokerError as error:
         raise ReceiptError(
             f"the planner does not know the model of {file}, so a row of it would never be shown: {error}"
         ) from error
-    box, boxes = device_of(find_box(receipt.box)) if receipt.box else ("this", 1)
+    box, boxes = find_box(receipt.box).of_rows if receipt.box else ("this", 1)
     kind, _, depth = recipe.draft.removeprefix("lookup+").partition(":")
     mark = hashlib.sha256(f"{recipe.hash} {receipt.date}".encode()).hexdigest()[:6]
     found = []

@@ -32,7 +32,7 @@ class Planned:
         if self.answer is None:
             return None
         kind = workload_kind(kind_of(workload)) if kind_of(workload) != "counting" else "mixed"
-        return answer(replace(self.answer.question, workload=kind, users=users), self.box).short
+        return answer(replace(self.answer.question, workload=kind, users=users, fresh=1), self.box).short
 
 
 class DoesNotFit(StokerError):
