@@ -2,8 +2,9 @@
 for the same. Bytes are those of `sizes`; here is what engines and boxes add to them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from stoker.errors import RequestError
 from stoker.plan.catalog import GIB, Box, read
@@ -29,6 +30,11 @@ class EngineNeeds:
     host_gib: float
     vision: bool
     source: str
+    cpu: dict[str, Any] | None = None  # what is different without an accelerator
+
+    def on(self, box: Box) -> "EngineNeeds":
+        """What it needs on a box of this kind."""
+        return replace(self, **self.cpu) if self.cpu and box.architecture == "cpu" else self
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def _loaded(model: Model, weights: WeightBytes, ask: Ask) -> list[Item]:
 
 
 def _beside(caches: Caches, box: Box, ask: Ask) -> list[Item]:
-    needs, items = engines()[ask.engine], []
+    needs, items = engines()[ask.engine].on(box), []
     if ask.prefix_cache_gib:
         size, each = int(ask.prefix_cache_gib * GIB), caches.snapshot
         held = f", {size // each} snapshots of {each:,} bytes" if each else ""
@@ -152,7 +158,7 @@ def _beside(caches: Caches, box: Box, ask: Ask) -> list[Item]:
 def _vllm(
     model: Model, box: Box, ask: Ask, items: Sequence[Item], utilization: float | None
 ) -> tuple[Pool, tuple[str, ...]]:
-    needs = engines()["vLLM"]
+    needs = engines()["vLLM"].on(box)
     loaded = sum(item.bytes for item in items if item.name.startswith(("weights", "drafter")))
     beside = int((needs.runtime_gib + needs.graphs_gib) * GIB)
     wanted = sum(item.bytes for item in items if item.name.startswith(("KV", "recurrent")))
