@@ -32,18 +32,13 @@ LIMIT = 1.1  # as for prompts against transformers
 
 
 @torch.inference_mode()
-def truth_of_logits(model: Decoder, prompt: list[int], answer: list[int]) -> Tensor:
-    """Logits before each token of the answer: [tokens, vocabulary]."""
+def truth(model: Decoder, prompt: list[int], answer: list[int]) -> Tensor:
+    """Log-probabilities before each token of the answer: [tokens, vocabulary]."""
     text = prompt + answer
     pages = list(range(-(-len(text) // PAGE_SIZE)))
     cache = Cache.allocate(model.config, pages=len(pages), slots=1, dtype=model.embed_tokens.weight.dtype)
     hidden, _ = model(Batch.of(Family.PREFILL, [Run(text, 0, 0, pages)], PAGE_SIZE, "cpu"), cache, ())
-    return model.logits(hidden[len(prompt) - 1 : -1], Family.PREFILL).double()
-
-
-def truth(model: Decoder, prompt: list[int], answer: list[int]) -> Tensor:
-    """Log-probabilities before each token of the answer: [tokens, vocabulary]."""
-    return truth_of_logits(model, prompt, answer).log_softmax(1)
+    return model.logits(hidden[len(prompt) - 1 : -1], Family.PREFILL).double().log_softmax(1)
 
 
 def answers(model: Model, count: int, tokens: int) -> list[list[TokenLogprob]]:

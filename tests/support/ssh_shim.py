@@ -63,9 +63,9 @@ def main():
         said = host["down"] if host else f"Could not resolve hostname {name}: Name or service not known"
         print(f"ssh: {said}", file=sys.stderr)
         sys.exit(255)
-    enter = ["nsenter", f"--net=/proc/{host['pid']}/ns/net"]
-    if host["user"]:
-        enter = ["nsenter", f"--user=/proc/{host['pid']}/ns/user", "--preserve-credentials", *enter[1:]]
+    spaces = [f"--{kind}=/proc/{host['pid']}/ns/{name}" for kind, name in (("net", "net"), ("mount", "mnt"))]
+    user = [f"--user=/proc/{host['pid']}/ns/user", "--preserve-credentials"] if host["user"] else []
+    enter = ["nsenter", *user, *spaces]
     for each in forwards:
         here, here_port, there, there_port = each.split(":")
         listening = socket.create_server((here, int(here_port)))
