@@ -1,13 +1,11 @@
-"""A real vLLM on two boxes, which are namespaces of this machine with a cable between them: with Ray and without.
-
-vLLM's CPU build computes with both ranks; the split is over tensors, so that every token takes both boxes.
-"""
+"""A real vLLM on two boxes, which are namespaces of this machine with a cable between them: with Ray and without."""
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -15,7 +13,7 @@ from stoker.engines import vllm_parser
 from stoker.engines.engine import find
 from stoker.recipes.load import Loaded, parse
 from stoker.up.control import Control
-from stoker.up.state import Status
+from stoker.up.state import Instance
 from tests.real_vllm.conftest import PATIENCE_S
 from tests.support import two_hosts
 from tests.support.services import chat, processes_of, state_home
@@ -27,11 +25,6 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(bool(two_hosts.why_not()), reason=f"no namespaces: {two_hosts.why_not()}"),
 ]
-
-
-@pytest.fixture(scope="module", params=["vllm", "ray"])
-def launcher(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -52,60 +45,93 @@ def service(tmp_path: Path, hosts: Hosts) -> Iterator[Control]:
         time.sleep(0.2)
 
 
-def wait(service: Control, state: str) -> Status:
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        found = service.status()
-        instance = found.candidate or found.serving
-        assert instance
-        if instance.state == state:
-            return found
-        assert instance.state != "failed", f"{instance.fault}; {Path(instance.log).read_text()[-4000:]}"
-        assert time.monotonic() < until, f"it never was {state}: {Path(instance.log).read_text()[-4000:]}"
-        time.sleep(0.2)
-
-
-def engines(home: Path, host: str) -> list[psutil.Process]:
-    """Processes that compute on a host."""
-    found = []
-    for process in processes_of(home):
-        try:
-            if process.environ().get("STOKER_TEST_HOST") == host and "VLLM::" in (
-                process.name() + process.cmdline()[0]
-            ):
-                found.append(process)
-        except (psutil.Error, IndexError):
-            pass
-    return found
-
-
-@pytest.mark.parametrize("side", ["a", "b"])
-def test_both_boxes_answer_and_the_loss_of_one_is_told_and_leaves_nothing(
-    service: Control, model: Path, tmp_path: Path, launcher: str, side: str
-) -> None:
+def apply(service: Control, model: Path, launcher: str) -> None:
     share = round(1.2 * (1 << 30) / psutil.virtual_memory().total, 3)
     text = (
         f'name = "two"\ntitle = "t"\nengine = "vllm"\n[model]\nsource = "{model}"\n'
         f'[serve]\ndevice = "cpu"\nmemory_share = {share}\ncontext = 2048\nusers = 2\narguments = ["--enforce-eager"]\n'
         f'[nodes]\nhosts = ["a", "b"]\nlauncher = "{launcher}"\n'
     )
-    wanted = parse(text)
-    vllm = find("vllm")
-    assert not vllm.problems(wanted)
-    made = vllm.deployment(Loaded(wanted, Path(), text), model, None, 0)
-    service.apply(type(made)(**{key: getattr(made, key) for key in made.__struct_fields__} | {"restarts": 0}), "beside")
-    log = Path(wait(service, "ready").candidate.log)  # type: ignore[union-attr]
-    service.accept()
-    status, body, _ = chat(service.status().url, model="two", messages=[{"role": "user", "content": "Hi"}])
-    assert status == 200, body
-    home = tmp_path / "state"
-    of_side = engines(home, side)
-    assert of_side, f"nothing computes on {side}: {log.read_text()[-4000:]}"
-    of_side[0].kill()
+    recipe, vllm = parse(text), find("vllm")
+    assert not vllm.problems(recipe)
+    made = vllm.deployment(Loaded(recipe, Path(), text), model, None, 0)
+    service.apply(msgspec.structs.replace(made, restarts=0), "beside")
+
+
+def wait(service: Control, condition: Callable[[Instance], object]) -> Instance:
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        found = service.status()
+        instance = found.candidate or found.serving
+        assert instance
+        if condition(instance):
+            return instance
+        log = Path(instance.log).read_text()[-4000:]
+        assert instance.state != "failed", f"{instance.fault}; {log}"
+        assert time.monotonic() < until, f"it never came to that: {log}"
+        time.sleep(0.1)
+
+
+def failed(service: Control, side: str) -> Instance:
+    """Told within WITHIN_S, with the box."""
     began = time.monotonic()
     while (found := service.status()).state != "failed":
         assert time.monotonic() - began < WITHIN_S, f"the end of {side} was not told: {found}"
         time.sleep(0.05)
-    assert found.serving
-    assert side in found.serving.fault, found.serving.fault
-    print(f"{launcher}: the end of {side} told after {time.monotonic() - began:.1f} s: {found.serving.fault}")
+    instance = found.candidate or found.serving
+    assert instance
+    print(f"the end of {side} was told after {time.monotonic() - began:.1f} s: {instance.fault}")
+    assert f" {side} " in instance.fault or f"[{side}]" in instance.fault, instance.fault
+    return instance
+
+
+def processes(home: Path, host: str, word: str) -> list[psutil.Process]:
+    """Of a host, whose name or command has a word in it."""
+    found = []
+    for process in processes_of(home):
+        try:
+            if process.environ().get("STOKER_TEST_HOST") == host:
+                found += [process] if word in " ".join((process.name(), *process.cmdline())) else []
+        except psutil.Error:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_both_boxes_answer_and_the_loss_of_one_is_told_and_leaves_nothing(
+    service: Control, model: Path, tmp_path: Path, side: str
+) -> None:
+    """Without Ray: vLLM's own multi-node flags."""
+    apply(service, model, "vllm")
+    log = Path(wait(service, lambda instance: instance.state == "ready").log)
+    service.accept()
+    status, body, _ = chat(service.status().url, model="two", messages=[{"role": "user", "content": "Hi"}])
+    assert status == 200, body
+    workers = processes(tmp_path / "state", side, "VLLM::Worker")
+    assert workers, f"nothing computes on {side}: {log.read_text()[-4000:]}"
+    workers[0].kill()
+    failed(service, side)
+
+
+def test_ray_joins_both_boxes_and_vllm_says_that_a_cpu_does_not_support_it(service: Control, model: Path) -> None:
+    """Real Ray, and as far as the CPU build goes: vLLM starts once both boxes have joined, and stops at this."""
+    apply(service, model, "ray")
+    instance = wait(service, lambda instance: instance.state == "failed")
+    log = Path(instance.log).read_text()
+    assert "Ray runtime started" in log
+    assert "current platform cpu does not support ray" in log, f"{instance.fault}; {log[-4000:]}"
+    print(instance.fault)
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_ray_that_ends_is_told_and_leaves_nothing(service: Control, model: Path, tmp_path: Path, side: str) -> None:
+    apply(service, model, "ray")
+    home = tmp_path / "state"
+    wait(service, lambda _: processes(home, "a", "vllm serve") and processes(home, "b", "raylet"))
+    if side == "a":
+        for process in processes(home, "a", "vllm serve"):
+            process.kill()
+    else:
+        for process in processes(home, "b", "raylet/raylet"):
+            process.kill()
+    failed(service, side)
