@@ -20,6 +20,7 @@ import sys
 import urllib.request
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -155,6 +156,11 @@ class Compared:
         """The most that rounding moved two tokens where the engines agreed."""
         return max(self.stoker.turned + self.vllm.turned, default=0.0)
 
+    def moved_more(self, parting: Parting) -> float:
+        """The share of places where the engines agreed and rounding moved two tokens by more than this gap."""
+        moved = self.stoker.turned + self.vllm.turned
+        return sum(each > abs(parting.gap) for each in moved) / max(1, len(moved))
+
     @property
     def unexplained(self) -> list[Parting]:
         return [each for each in self.partings if abs(each.gap) > self.allowed]
@@ -217,8 +223,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "prompts_identical": same,
         "tokens_agreed": found.alike,
         "distance_from_fp32": {"stoker": found.stoker.distance, "vllm": found.vllm.distance},
+        "moved_median": {"stoker": median(found.stoker.turned), "vllm": median(found.vllm.turned)},
         "moved_at_most": {"stoker": max(found.stoker.turned), "vllm": max(found.vllm.turned)},
-        "differences": [asdict(each) for each in found.partings],
+        "differences": [{**asdict(each), "moved_more": found.moved_more(each)} for each in found.partings],
         "not_explained": len(found.unexplained),
     }
     print(

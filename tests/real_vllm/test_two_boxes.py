@@ -16,7 +16,7 @@ from stoker.up.control import Control
 from stoker.up.state import Instance
 from tests.real_vllm.conftest import PATIENCE_S
 from tests.support import two_hosts
-from tests.support.services import chat, processes_of, state_home
+from tests.support.services import ask, processes_of, state_home
 from tests.support.two_hosts import Hosts
 
 WITHIN_S = 10.0  # a failure is told
@@ -105,7 +105,8 @@ def test_both_boxes_answer_and_the_loss_of_one_is_told_and_leaves_nothing(
     apply(service, model, "vllm")
     log = Path(wait(service, lambda instance: instance.state == "ready").log)
     service.accept()
-    status, body, _ = chat(service.status().url, model="two", messages=[{"role": "user", "content": "Hi"}])
+    asked = {"model": "two", "messages": [{"role": "user", "content": "Name a day."}], "max_tokens": 16}
+    status, body, _ = ask(f"{service.status().url}/v1/chat/completions", asked, {"Content-Type": "application/json"})
     assert status == 200, body
     workers = processes(tmp_path / "state", side, "VLLM::Worker")
     assert workers, f"nothing computes on {side}: {log.read_text()[-4000:]}"

@@ -6,6 +6,7 @@ command's input ends, as behind ssh. It ends with 255 when the host is down.
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -71,7 +72,8 @@ def main():
         listening = socket.create_server((here, int(here_port)))
         threading.Thread(target=forward, args=(listening, enter, there, there_port), daemon=True).start()
     login = {**os.environ, **host["env"], "STOKER_TEST_HOST": name}
-    process = subprocess.Popen([*enter, "sh", "-c", command], cwd=host["home"], env=login, stdin=subprocess.PIPE)
+    command = f"cd {shlex.quote(host['home'])} && {command}"  # entering a mount namespace leads to its root
+    process = subprocess.Popen([*enter, "sh", "-c", command], env=login, stdin=subprocess.PIPE)
     threading.Thread(target=feed, args=(process.stdin,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(255))
     status = process.wait()
