@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -40,7 +41,7 @@ def service(tmp_path: Path, hosts: Hosts) -> Iterator[Control]:
     with state_home(tmp_path / "state", poll_s=0.5, grace_s=20.0):
         yield Control.start("default", "127.0.0.1", 0)
     until = time.monotonic() + 60
-    while left := processes_of(tmp_path / "state"):
+    while left := [*processes_of(tmp_path / "state"), *hosts.processes("a"), *hosts.processes("b")]:
         assert time.monotonic() < until, f"left running: {[each.cmdline() for each in left]}"
         time.sleep(0.2)
 
@@ -85,21 +86,18 @@ def failed(service: Control, side: str) -> Instance:
     return instance
 
 
-def processes(home: Path, host: str, word: str) -> list[psutil.Process]:
+def processes(hosts: Hosts, name: str, word: str) -> list[psutil.Process]:
     """Of a host, whose name or command has a word in it."""
     found = []
-    for process in processes_of(home):
-        try:
-            if process.environ().get("STOKER_TEST_HOST") == host:
-                found += [process] if word in " ".join((process.name(), *process.cmdline())) else []
-        except psutil.Error:
-            pass
+    for process in hosts.processes(name):
+        with suppress(psutil.Error):
+            found += [process] if word in " ".join((process.name(), *process.cmdline())) else []
     return found
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_both_boxes_answer_and_the_loss_of_one_is_told_and_leaves_nothing(
-    service: Control, model: Path, tmp_path: Path, side: str
+    service: Control, hosts: Hosts, model: Path, side: str
 ) -> None:
     """Without Ray: vLLM's own multi-node flags."""
     apply(service, model, "vllm")
@@ -108,7 +106,7 @@ def test_both_boxes_answer_and_the_loss_of_one_is_told_and_leaves_nothing(
     asked = {"model": "two", "messages": [{"role": "user", "content": "Name a day."}], "max_tokens": 16}
     status, body, _ = ask(f"{service.status().url}/v1/chat/completions", asked, {"Content-Type": "application/json"})
     assert status == 200, body
-    workers = processes(tmp_path / "state", side, "VLLM::Worker")
+    workers = processes(hosts, side, "VLLM::Worker")
     assert workers, f"nothing computes on {side}: {log.read_text()[-4000:]}"
     workers[0].kill()
     failed(service, side)
@@ -125,14 +123,13 @@ def test_ray_joins_both_boxes_and_vllm_says_that_a_cpu_does_not_support_it(servi
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
-def test_a_ray_that_ends_is_told_and_leaves_nothing(service: Control, model: Path, tmp_path: Path, side: str) -> None:
+def test_a_ray_that_ends_is_told_and_leaves_nothing(service: Control, hosts: Hosts, model: Path, side: str) -> None:
     apply(service, model, "ray")
-    home = tmp_path / "state"
-    wait(service, lambda _: processes(home, "a", "vllm serve") and processes(home, "b", "raylet"))
+    wait(service, lambda _: processes(hosts, "a", "vllm serve") and processes(hosts, "b", "raylet"))
     if side == "a":
-        for process in processes(home, "a", "vllm serve"):
+        for process in processes(hosts, "a", "vllm serve"):
             process.kill()
     else:
-        for process in processes(home, "b", "raylet/raylet"):
+        for process in processes(hosts, "b", "raylet/raylet"):
             process.kill()
     failed(service, side)

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 SHIM = Path(__file__).with_name("ssh_shim.py")
 INTERFACE = "cable0"
@@ -66,6 +68,17 @@ class Hosts:
 
     def home(self, name: str) -> Path:
         return Path(self._hosts[name]["home"])
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """All that runs on a host, whatever it calls itself and whatever it has done to its environment."""
+        holder = int(self._hosts[name]["pid"])
+        space, found = os.readlink(f"/proc/{holder}/ns/net"), []
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                ended = process.status() == psutil.STATUS_ZOMBIE
+                if os.readlink(f"/proc/{process.pid}/ns/net") == space and process.pid != holder and not ended:
+                    found.append(process)
+        return found
 
     def change(self, name: str, **changes: Any) -> None:
         """`env` is what a login there has; `down` is what ssh says in place of connecting."""
