@@ -1,6 +1,7 @@
 """Names: what is known, what is near, and what a config.json lacks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,10 @@ def test_a_superseded_rule_alone_is_no_verdict() -> None:
     assert Finding("t", (rule,)).verdict == "does not work"
     ids = {rule.id for rule in rules()}
     assert {rule.superseded_by for rule in rules()} - {""} <= ids
+
+
+def test_vllm_on_a_processor_does_not_take_what_it_takes_of_a_card() -> None:
+    box, needs = find_box("spark"), find_engine("vLLM")
+    assert needs.on(box) == needs
+    here = needs.on(replace(box, architecture="cpu"))
+    assert here.runtime_gib + here.host_gib < 2 < needs.runtime_gib + needs.host_gib
