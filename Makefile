@@ -15,6 +15,11 @@ OTHER := build/triton-$(OTHER_TRITON)
 unexport PYTHONDONTWRITEBYTECODE
 # The packages that write quantised checkpoints; theirs and ours are compared.
 QUANTISERS := build/quantisers
+# A real vLLM: the build for CPUs, and the newest release for its parser.
+VLLM := build/vllm
+VLLM_NEWEST := build/vllm-newest
+VLLM_TORCH := 2.13.0
+VLLM_TORCHVISION := 0.28.0
 
 ifeq ($(filter auto cpu cuda,$(TORCH)),)
 $(error TORCH=$(TORCH) is unknown; use TORCH=cpu, TORCH=cuda or TORCH=auto)
@@ -29,7 +34,7 @@ endif
 # Processes that run tests; auto: as many as there are cores.
 WORKERS ?= auto
 
-.PHONY: demo test test-all kernels box-report lossless server seeds lint style format clean
+.PHONY: demo test test-all test-vllm kernels box-report lossless server seeds lint style format clean
 
 demo: $(INSTALLED)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
@@ -59,6 +64,27 @@ $(OTHER)/.ready: | $(READY)
 $(QUANTISERS)/.ready: tests/weights/formats/quantisers.txt | $(READY)
 	rm -rf $(QUANTISERS)
 	$(BIN)/python -m pip install --no-compile --no-deps --target $(QUANTISERS) --requirement $<
+	@touch $@
+
+test-vllm: $(READY) $(VLLM)/.ready $(VLLM_NEWEST)/.ready  ## with a real vLLM, one box and two; downloads 1 to 4 GB once
+	STOKER_TESTS=vllm STOKER_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/python -m pytest tests/real_vllm
+
+# torch and torchvision of one origin: PyTorch's own index of CPU builds, or if that cannot be reached the public index,
+# whose builds for CUDA run without a card too. With three equals signs no other build of the version counts as it.
+$(VLLM)/.ready: tests/real_vllm/requirements.txt | $(READY)
+	rm -rf $(VLLM)
+	$(PYTHON) -m venv $(VLLM)
+	$(UV_VLLM) --dry-run && $(UV_VLLM) || $(VLLM)/bin/python -m pip install --no-compile \
+		torch===$(VLLM_TORCH) torchvision===$(VLLM_TORCHVISION)
+	$(VLLM)/bin/python -m pip install --no-compile --no-deps --requirement $<
+	@touch $@
+
+UV_VLLM = UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=10 $(BIN)/python -m uv pip install --python $(VLLM)/bin/python \
+	--torch-backend cpu torch==$(VLLM_TORCH) torchvision==$(VLLM_TORCHVISION)
+
+$(VLLM_NEWEST)/.ready: tests/real_vllm/newest.txt | $(READY)
+	rm -rf $(VLLM_NEWEST)
+	$(BIN)/python -m pip install --no-compile --no-deps --target $(VLLM_NEWEST) --requirement $<
 	@touch $@
 
 box-report:  ## this GPU box at 122B shapes, without a download; ten minutes or so. PYTHON must have torch for the GPU

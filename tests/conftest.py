@@ -12,7 +12,7 @@ os.environ["XDG_DATA_HOME"] = "/nonexistent"  # measurements of whoever runs the
 import pytest
 import torch
 
-from tests.support.extent import ALL
+from tests.support.extent import ALL, VLLM
 from tests.support.random_checkpoint import small_config, write_random_checkpoint
 from tests.support.tokenizer import write_byte_tokenizer
 from tests.support.triton_processes import compiler, interpreter
@@ -28,7 +28,8 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [] if ALL else [item for item in items if item.get_closest_marker("long")]
+    left_out = [item for item in items if bool(item.get_closest_marker("vllm")) != VLLM]
+    left_out += [] if ALL or VLLM else [item for item in items if item.get_closest_marker("long")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -234,3 +235,10 @@ def test_a_superseded_rule_alone_is_no_verdict() -> None:
     assert Finding("t", (rule,)).verdict == "does not work"
     ids = {rule.id for rule in rules()}
     assert {rule.superseded_by for rule in rules()} - {""} <= ids
+
+
+def test_vllm_on_a_processor_does_not_take_what_it_takes_of_a_card() -> None:
+    box, needs = find_box("spark"), find_engine("vLLM")
+    assert needs.on(box) == needs
+    here = needs.on(replace(box, architecture="cpu"))
+    assert here.runtime_gib + here.host_gib < 2 < needs.runtime_gib + needs.host_gib

@@ -6,6 +6,7 @@ command's input ends, as behind ssh. It ends with 255 when the host is down.
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -63,15 +64,16 @@ def main():
         said = host["down"] if host else f"Could not resolve hostname {name}: Name or service not known"
         print(f"ssh: {said}", file=sys.stderr)
         sys.exit(255)
-    enter = ["nsenter", f"--net=/proc/{host['pid']}/ns/net"]
-    if host["user"]:
-        enter = ["nsenter", f"--user=/proc/{host['pid']}/ns/user", "--preserve-credentials", *enter[1:]]
+    spaces = [f"--{kind}=/proc/{host['pid']}/ns/{name}" for kind, name in (("net", "net"), ("mount", "mnt"))]
+    user = [f"--user=/proc/{host['pid']}/ns/user", "--preserve-credentials"] if host["user"] else []
+    enter = ["nsenter", *user, *spaces]
     for each in forwards:
         here, here_port, there, there_port = each.split(":")
         listening = socket.create_server((here, int(here_port)))
         threading.Thread(target=forward, args=(listening, enter, there, there_port), daemon=True).start()
     login = {**os.environ, **host["env"], "STOKER_TEST_HOST": name}
-    process = subprocess.Popen([*enter, "sh", "-c", command], cwd=host["home"], env=login, stdin=subprocess.PIPE)
+    command = f"cd {shlex.quote(host['home'])} && {command}"  # entering a mount namespace leads to its root
+    process = subprocess.Popen([*enter, "sh", "-c", command], env=login, stdin=subprocess.PIPE)
     threading.Thread(target=feed, args=(process.stdin,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(255))
     status = process.wait()

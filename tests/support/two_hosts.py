@@ -1,6 +1,7 @@
 """Two hosts on one machine: network namespaces with a cable between them, and an `ssh` that leads into them.
 
-The namespaces belong to processes and end with them, and no rights are needed where users may have namespaces.
+Each has a /dev/shm of its own too, so that engines do not find each other's memory. The namespaces belong to processes
+and end with them, and no rights are needed where users may have namespaces.
 """
 
 import json
@@ -9,9 +10,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 SHIM = Path(__file__).with_name("ssh_shim.py")
 INTERFACE = "cable0"
@@ -20,7 +23,8 @@ ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 _MAKE = f"""
 set -e
 ip link set lo up
-unshare --net sleep 100000 &
+mount -t tmpfs shm /dev/shm
+unshare --net --mount sh -c 'mount -t tmpfs shm /dev/shm; exec sleep 100000' &
 while [ "$(readlink /proc/$!/ns/net)" = "$(readlink /proc/$$/ns/net)" ]; do sleep 0.01; done
 ip link add {INTERFACE} type veth peer name {INTERFACE} netns $!
 ip addr add {ADDRESSES["a"]}/24 dev {INTERFACE}
@@ -34,14 +38,14 @@ kill $!
 
 
 def _unshare() -> list[str]:
-    return ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
+    return ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--net", "--mount"]
 
 
 def why_not() -> str:
     """Why there cannot be namespaces here; empty: there can."""
     if not all(shutil.which(name) for name in ("unshare", "nsenter", "ip")):
         return "unshare, nsenter or ip is missing"
-    done = subprocess.run([*_unshare(), "true"], capture_output=True, text=True)
+    done = subprocess.run([*_unshare(), "mount", "-t", "tmpfs", "shm", "/dev/shm"], capture_output=True, text=True)
     return done.stderr.strip()
 
 
@@ -64,6 +68,17 @@ class Hosts:
 
     def home(self, name: str) -> Path:
         return Path(self._hosts[name]["home"])
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """All that runs on a host, whatever it calls itself and whatever it has done to its environment."""
+        holder = int(self._hosts[name]["pid"])
+        space, found = os.readlink(f"/proc/{holder}/ns/net"), []
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                ended = process.status() == psutil.STATUS_ZOMBIE
+                if os.readlink(f"/proc/{process.pid}/ns/net") == space and process.pid != holder and not ended:
+                    found.append(process)
+        return found
 
     def change(self, name: str, **changes: Any) -> None:
         """`env` is what a login there has; `down` is what ssh says in place of connecting."""

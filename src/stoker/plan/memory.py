@@ -31,7 +31,7 @@ class EngineNeeds:
     host_gib: float
     vision: bool
     source: str
-    cpu: dict[str, Any] = field(default_factory=dict)  # what is otherwise where the processor computes
+    cpu: dict[str, Any] = field(default_factory=dict)  # what is different where the processor computes
 
     def on(self, box: Box) -> "EngineNeeds":
         return replace(self, **self.cpu) if box.architecture == "cpu" else self
@@ -159,7 +159,7 @@ def _beside(caches: Caches, box: Box, ask: Ask) -> list[Item]:
 def _vllm(
     model: Model, box: Box, ask: Ask, items: Sequence[Item], utilization: float | None
 ) -> tuple[Pool, tuple[str, ...]]:
-    needs = engines()["vLLM"]
+    needs = engines()["vLLM"].on(box)
     loaded = sum(item.bytes for item in items if item.name.startswith(("weights", "drafter")))
     beside = int((needs.runtime_gib + needs.graphs_gib) * GIB)
     wanted = sum(item.bytes for item in items if item.name.startswith(("KV", "recurrent")))

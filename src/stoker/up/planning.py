@@ -135,7 +135,7 @@ def _draft(draft: str, model: str) -> str | None:
 
 def _memory(recipe: Recipe, found: Answer) -> int:
     """What the engine takes of the box: what it was given, or else what the plan counts."""
-    needs = find_engine(found.ask.engine)
+    needs = find_engine(found.ask.engine).on(found.box)
     host = int(needs.host_gib * GIB) if found.box.unified else 0
     if recipe.engine == "vllm":
         return int((recipe.serve.memory_share or VLLM_SHARE) * found.box.visible_bytes) + host
