@@ -29,7 +29,9 @@ SETS = {
     "full": tuple(suite.name for suite in SUITES),
     "kie": (invoices.NAME,),
     "agent": (tools.NAME,),
+    "closeness": (),
 }
+CLOSENESS = ("quick", "full", "closeness")  # sets with which predictions are compared
 QUICK_TOKENS = 27_000  # output tokens: a quarter of an hour at 30 tokens/s
 QUICK_CONTEXT = 16_000  # tokens of a prompt; longer ones take a quarter of an hour to read
 
