@@ -129,12 +129,12 @@ async def _check(
     import stoker
     from stoker.bench.environment import command
     from stoker.bench.journal import Journal
-    from stoker.check import closeness
+    from stoker.check import closeness, probes
     from stoker.check.document import document
     from stoker.check.progress import Bar
     from stoker.check.record import Asked, Where
     from stoker.check.run import Runner
-    from stoker.check.suites import CLOSENESS, QUICK_TOKENS
+    from stoker.check.suites import CLOSENESS, PROBE_TOKENS, PROBED, QUICK_TOKENS
 
     started = datetime.now(UTC)
     async with AsyncExitStack() as stack:
@@ -150,11 +150,13 @@ async def _check(
         journal = Journal(path, identity, Asked, fresh, "check")
         if journal.rounds:
             console.print(f"Going on: items already in {path}: {len(journal.rounds)}.", markup=False)
-        budget = QUICK_TOKENS if suite == "quick" and count is None and not thinking else None
+        budget = QUICK_TOKENS - PROBE_TOKENS if suite == "quick" and count is None and not thinking else None
         with Bar(console) as watcher:
             runner = Runner(targets, items, journal, thinking, streams, budget, watcher)
             await runner.run()
-            near = None
+            near, sanity = None, None
+            if suite in PROBED:
+                sanity = await runner.further(probes.probes(runner, items))
             if suite in CLOSENESS and len(targets) == 2:
                 near = await runner.further(closeness.measure(targets, seed, texts, max_kl, streams, watcher))
         near = near or closeness.Near()
@@ -177,6 +179,7 @@ async def _check(
             thinking=runner.thought,
             complete=not runner.interrupted,
             closeness=near.rows,
+            probes=sanity or (),
             max_kl=max_kl,
             notes=notes + runner.notes + near.notes,
         )

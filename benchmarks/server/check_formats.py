@@ -1,0 +1,250 @@
+"""Does `stoker check` put copies of a model in the order of what they really lost? On the embedded model, served:
+
+    python -m benchmarks.server.check_formats --out DIR [--texts 20] [--only truth,copies,self] [--json FILE]
+
+The true divergence is computed with torch in fp32, over the whole vocabulary, on the same texts and on as many others.
+`stoker check --suite closeness` then compares each copy, served, with the reference, served. The verdict should be
+"worse" exactly where the true divergence is above the limit of docs/check.md, which was written down before the first
+run. At last the reference is compared with itself 20 times, each time on other items and texts, at temperature 0.8 and
+without a seed, so that its two sets of answers differ by chance alone: at most one false alarm.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.server.format_copies import make
+from stoker.backends.family import PAGE_SIZE, Family
+from stoker.backends.network.batch import Batch, Run
+from stoker.backends.network.cache import Cache
+from stoker.backends.network.load import Loaded, load_model
+from stoker.check.passages import passages
+from stoker.check.verdict import MAX_KL
+from stoker.engine.tokenizer import Tokenizer
+
+STOKER = (sys.executable, "-c", "from stoker.cli.main import run; run()")
+SEED, OTHER_SEED = "1", "2"  # of the texts that are compared, and of others
+PATIENCE_S = 900.0
+COMPARISONS = 20  # of a server with itself
+SUBSTANCE = ("truth", "copies", "self")
+
+
+# -- the truth
+
+
+def log_probabilities(loaded: Loaded, tokens: list[int]) -> torch.Tensor:
+    """[T, vocabulary] of one text, by the fp32 reference."""
+    pages = list(range(-(-len(tokens) // PAGE_SIZE)))
+    cache = Cache.allocate(loaded.config, pages=len(pages), slots=1, dtype=torch.float32, device="cpu")
+    batch = Batch.of(Family.PREFILL, [Run(tokens, 0, 0, pages)], PAGE_SIZE, "cpu")
+    with torch.inference_mode():
+        hidden, _ = loaded.model(batch, cache, ())
+        return loaded.model.logits(hidden, Family.PREFILL).log_softmax(-1)
+
+
+def truth(made: dict[str, Path], per_kind: int, seed: str) -> dict[str, dict[str, Any]]:
+    """KL(reference || copy) and agreement of the likeliest token, by copy: over all texts, and by kind."""
+    tokenizer = Tokenizer(made["reference"])
+    texts = [(kind, tokenizer.encode(text)) for kind, found in passages(seed, per_kind).items() for text in found]
+    reference = load_model(made["reference"], torch.float32)
+    # what stands at position t is predicted after t tokens, so the last row has no token to be compared at
+    wanted = [log_probabilities(reference, tokens)[:-1] for _, tokens in texts]
+    found = {}
+    for name, directory in made.items():
+        if name == "reference":
+            continue
+        copy = load_model(directory, torch.float32)
+        kl: dict[str, float] = {}
+        same = count = 0
+        counts: dict[str, int] = {}
+        for (kind, tokens), p in zip(texts, wanted, strict=True):
+            q = log_probabilities(copy, tokens)[:-1]
+            kl[kind] = kl.get(kind, 0.0) + float((p.exp() * (p - q)).sum())
+            counts[kind] = counts.get(kind, 0) + len(p)
+            same += int((p.argmax(-1) == q.argmax(-1)).sum())
+            count += len(p)
+        total = sum(kl.values()) / count
+        found[name] = {
+            "kl": total,
+            "top1": same / count,
+            "tokens": count,
+            "kinds": {kind: kl[kind] / counts[kind] for kind in kl},
+        }
+        print(f"true KL, seed {seed}: {name} {total:.5f}, same top token {same / count:.1%}", flush=True)
+    return found
+
+
+# -- servers and checks
+
+
+@contextmanager
+def serving(model: Path, *options: str) -> Iterator[str]:
+    """The address of `stoker serve`, once it answers."""
+    command = [*STOKER, "serve", "--model", str(model), "--port", "0", "--device", "cpu", "--users", "8", *options]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    said: list[str] = []
+    threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True).start()
+    try:
+        yield _address(process, said)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _address(process: "subprocess.Popen[str]", said: list[str]) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := re.search(r"listening on (http://\S+)", "".join(said)):
+            try:
+                with urllib.request.urlopen(f"{found[1]}/ready", timeout=10) as response:
+                    if response.status == 200:
+                        return found[1]
+            except OSError:
+                pass
+        time.sleep(0.5)
+    raise SystemExit("the server did not get ready; it said:\n" + "".join(said[-20:]))
+
+
+def check(first: str, second: str, file: Path, *options: str) -> dict[str, Any]:
+    """The result of `stoker check`, run as people run it."""
+    command = [*STOKER, "check", first, "--against", second, "--json", str(file), "--fresh", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode not in (0, 1) or not file.exists():
+        raise SystemExit(f"stoker check ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def compare_copies(made: dict[str, Path], per_kind: int, out: Path) -> dict[str, dict[str, Any]]:
+    found = {}
+    with serving(made["reference"], "--draft", "none") as reference:
+        for name, directory in made.items():
+            if name == "reference":
+                continue
+            with serving(directory, "--draft", "none") as copy:
+                options = ("--suite", "closeness", "--texts", str(per_kind), "--seed", SEED, "--concurrency", "4")
+                result = check(copy, reference, out / "check.json", *options)
+            found[name] = {"verdict": result["verdict"], "statement": result["statement"], "notes": result["notes"]}
+            found[name]["closeness"] = result["closeness"]
+            print(f"{name}: {result['statement']}", flush=True)
+    return found
+
+
+def compare_with_itself(made: dict[str, Path], items: int, out: Path) -> list[dict[str, Any]]:
+    """At a temperature and without a seed, each comparison on other items."""
+    found = []
+    with serving(made["reference"], "--draft", "none") as server:
+        for number in range(COMPARISONS):
+            result = check(
+                server,
+                server,
+                out / "self.json",
+                *("--suite", "full", "--items", str(items), "--texts", "4", "--seed", f"self-{number}"),
+                *("--concurrency", "8", "--body", '{"temperature": 0.8, "seed": null}'),
+            )
+            differing = sum(
+                asked["replies"]["A"]["reply"]["text"] != asked["replies"]["B"]["reply"]["text"]
+                for asked in result["answers"]
+            )
+            found.append(
+                {
+                    "verdict": result["verdict"],
+                    "items": len(result["answers"]),
+                    "answers_that_differ": differing,
+                    "failed": result["failed"],
+                    "lowest_p": min(row["p"] for row in result["suites"]),
+                    "kl": result["closeness"][-1]["kl"],
+                }
+            )
+            print(f"with itself, {number + 1}: {found[-1]}", flush=True)
+    return found
+
+
+# -- what it means
+
+
+def judged(truths: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
+    def order(values: dict[str, float]) -> list[str]:
+        return sorted(values, key=lambda name: values[name])
+
+    bounds = {name: each["closeness"][-1] for name, each in seen.items()}
+    same = {name: each["kl"] for name, each in truths["same texts"].items()}
+    others = {name: each["kl"] for name, each in truths["other texts"].items()}
+    worse = {name for name, each in seen.items() if each["verdict"] == "worse"}
+    return {
+        "limit": MAX_KL,
+        "order_by_closeness": order({name: row["kl"] for name, row in bounds.items()}),
+        "order_by_true_kl": order(same),
+        "order_by_true_kl_of_other_texts": order(others),
+        "worse": sorted(worse),
+        "truly_above": sorted(name for name, kl in same.items() if kl > MAX_KL),
+        "truly_above_on_other_texts": sorted(name for name, kl in others.items() if kl > MAX_KL),
+        "bound_to_truth": {name: bounds[name]["kl"] / same[name] for name in bounds},
+        "truth_of_other_texts_within_interval": {
+            name: bounds[name]["low"] <= others[name] <= bounds[name]["high"] for name in bounds
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where copies are made, and kept for the next run")
+    parser.add_argument("--texts", type=int, default=20, help="of each kind")
+    parser.add_argument("--items", type=int, default=6, help="of each suite, where the reference meets itself")
+    parser.add_argument("--only", default=",".join(SUBSTANCE))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    made = make(options.out)
+    kept = options.json and options.json.exists() and wanted != list(SUBSTANCE)
+    result: dict[str, Any] = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
+    result |= {
+        "benchmark": "check_formats",
+        "date": datetime.now(UTC).date().isoformat(),
+        "texts_per_kind": options.texts,
+        "environment": {"platform": platform.platform(), "torch": torch.__version__, "cores": os.cpu_count()},
+    }
+    with ExitStack() as stack:
+        stack.callback(lambda: _write(result, options.json))
+        if "truth" in wanted:
+            result["truth"] = {
+                "same texts": truth(made, options.texts, SEED),
+                "other texts": truth(made, options.texts, OTHER_SEED),
+            }
+        if "copies" in wanted:
+            result["copies"] = compare_copies(made, options.texts, options.out)
+        if "truth" in result and "copies" in result:
+            result["judged"] = judged(result["truth"], result["copies"])
+            print(json.dumps(result["judged"], indent=1))
+        if "self" in wanted:
+            result["self"] = compare_with_itself(made, options.items, options.out)
+            result["false_alarms"] = sum(each["verdict"] in ("worse", "better") for each in result["self"])
+            print(f"false alarms: {result['false_alarms']} of {len(result['self'])}")
+
+
+def _write(result: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
