@@ -21,6 +21,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,52 +42,54 @@ STOKER = (sys.executable, "-c", "from stoker.cli.main import run; run()")
 SEED, OTHER_SEED = "1", "2"  # of the texts that are compared, and of others
 PATIENCE_S = 900.0
 COMPARISONS = 20  # of a server with itself
+LOADING = threading.Lock()  # a model is made under a default dtype, which all threads share
 SUBSTANCE = ("truth", "copies", "self")
 
 
 # -- the truth
 
 
-def log_probabilities(loaded: Loaded, tokens: list[int]) -> torch.Tensor:
-    """[T, vocabulary] of one text, by the fp32 reference."""
-    pages = list(range(-(-len(tokens) // PAGE_SIZE)))
-    cache = Cache.allocate(loaded.config, pages=len(pages), slots=1, dtype=torch.float32, device="cpu")
-    batch = Batch.of(Family.PREFILL, [Run(tokens, 0, 0, pages)], PAGE_SIZE, "cpu")
+def log_probabilities(loaded: Loaded, texts: list[list[int]]) -> torch.Tensor:
+    """[T, vocabulary] of several texts one after another, by the fp32 reference; without the last row of each, since no
+    token stands behind it."""
+    runs, first = [], 0
+    for slot, tokens in enumerate(texts):
+        pages = -(-len(tokens) // PAGE_SIZE)
+        runs.append(Run(tokens, 0, slot, list(range(first, first + pages))))
+        first += pages
+    cache = Cache.allocate(loaded.config, pages=first, slots=len(texts), dtype=torch.float32, device="cpu")
     with torch.inference_mode():
-        hidden, _ = loaded.model(batch, cache, ())
-        return loaded.model.logits(hidden, Family.PREFILL).log_softmax(-1)
+        hidden, _ = loaded.model(Batch.of(Family.PREFILL, runs, PAGE_SIZE, "cpu"), cache, ())
+        ends = torch.cumsum(torch.tensor([len(tokens) for tokens in texts]), 0) - 1
+        kept = torch.ones(len(hidden), dtype=torch.bool)
+        kept[ends] = False
+        return loaded.model.logits(hidden[kept], Family.PREFILL).log_softmax(-1)
 
 
-def truth(made: dict[str, Path], per_kind: int, seed: str) -> dict[str, dict[str, Any]]:
+def truth(made: dict[str, Path], per_kind: int, seed: str, jobs: int) -> dict[str, dict[str, Any]]:
     """KL(reference || copy) and agreement of the likeliest token, by copy: over all texts, and by kind."""
+    copies = {name: directory for name, directory in made.items() if name != "reference"}
     tokenizer = Tokenizer(made["reference"])
-    texts = [(kind, tokenizer.encode(text)) for kind, found in passages(seed, per_kind).items() for text in found]
+    kinds = {kind: [tokenizer.encode(text) for text in found] for kind, found in passages(seed, per_kind).items()}
     reference = load_model(made["reference"], torch.float32)
-    # what stands at position t is predicted after t tokens, so the last row has no token to be compared at
-    wanted = [log_probabilities(reference, tokens)[:-1] for _, tokens in texts]
-    found = {}
-    for name, directory in made.items():
-        if name == "reference":
-            continue
-        copy = load_model(directory, torch.float32)
+    wanted = {kind: log_probabilities(reference, texts) for kind, texts in kinds.items()}
+
+    def one(name: str) -> dict[str, Any]:
+        with LOADING:
+            copy = load_model(copies[name], torch.float32)
         kl: dict[str, float] = {}
         same = count = 0
-        counts: dict[str, int] = {}
-        for (kind, tokens), p in zip(texts, wanted, strict=True):
-            q = log_probabilities(copy, tokens)[:-1]
-            kl[kind] = kl.get(kind, 0.0) + float((p.exp() * (p - q)).sum())
-            counts[kind] = counts.get(kind, 0) + len(p)
+        for kind, texts in kinds.items():
+            p, q = wanted[kind], log_probabilities(copy, texts)
+            kl[kind] = float((p.exp() * (p - q)).sum(-1).mean())
             same += int((p.argmax(-1) == q.argmax(-1)).sum())
             count += len(p)
-        total = sum(kl.values()) / count
-        found[name] = {
-            "kl": total,
-            "top1": same / count,
-            "tokens": count,
-            "kinds": {kind: kl[kind] / counts[kind] for kind in kl},
-        }
+        total = sum(kl[kind] * len(wanted[kind]) for kind in kl) / count
         print(f"true KL, seed {seed}: {name} {total:.5f}, same top token {same / count:.1%}", flush=True)
-    return found
+        return {"kl": total, "top1": same / count, "tokens": count, "kinds": kl}
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(copies, pool.map(one, copies), strict=True))
 
 
 # -- servers and checks
@@ -127,6 +130,10 @@ def _address(process: "subprocess.Popen[str]", said: list[str]) -> str:
 def check(first: str, second: str, file: Path, *options: str) -> dict[str, Any]:
     """The result of `stoker check`, run as people run it."""
     command = [*STOKER, "check", first, "--against", second, "--json", str(file), "--fresh", *options]
+    return run_check(command, file)
+
+
+def run_check(command: list[str], file: Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 1) or not file.exists():
         raise SystemExit(f"stoker check ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -134,19 +141,19 @@ def check(first: str, second: str, file: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-def compare_copies(made: dict[str, Path], per_kind: int, out: Path) -> dict[str, dict[str, Any]]:
-    found = {}
-    with serving(made["reference"], "--draft", "none") as reference:
-        for name, directory in made.items():
-            if name == "reference":
-                continue
-            with serving(directory, "--draft", "none") as copy:
-                options = ("--suite", "closeness", "--texts", str(per_kind), "--seed", SEED, "--concurrency", "4")
-                result = check(copy, reference, out / "check.json", *options)
-            found[name] = {"verdict": result["verdict"], "statement": result["statement"], "notes": result["notes"]}
-            found[name]["closeness"] = result["closeness"]
+def compare_copies(made: dict[str, Path], per_kind: int, out: Path, jobs: int) -> dict[str, dict[str, Any]]:
+    copies = {name: directory for name, directory in made.items() if name != "reference"}
+    options = ("--suite", "closeness", "--texts", str(per_kind), "--seed", SEED, "--concurrency", "4")
+
+    with serving(made["reference"], "--draft", "none") as reference, ThreadPoolExecutor(jobs) as pool:
+
+        def one(name: str) -> dict[str, Any]:
+            with serving(copies[name], "--draft", "none") as copy:
+                result = check(copy, reference, out / f"check-{copies[name].name}.json", *options)
             print(f"{name}: {result['statement']}", flush=True)
-    return found
+            return {key: result[key] for key in ("verdict", "statement", "notes", "closeness")}
+
+        return dict(zip(copies, pool.map(one, copies), strict=True))
 
 
 def compare_with_itself(made: dict[str, Path], items: int, out: Path) -> list[dict[str, Any]]:
@@ -210,6 +217,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where copies are made, and kept for the next run")
     parser.add_argument("--texts", type=int, default=20, help="of each kind")
     parser.add_argument("--items", type=int, default=6, help="of each suite, where the reference meets itself")
+    parser.add_argument("--jobs", type=int, default=1, help="copies worked on at a time")
     parser.add_argument("--only", default=",".join(SUBSTANCE))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -227,11 +235,11 @@ def main() -> None:
         stack.callback(lambda: _write(result, options.json))
         if "truth" in wanted:
             result["truth"] = {
-                "same texts": truth(made, options.texts, SEED),
-                "other texts": truth(made, options.texts, OTHER_SEED),
+                "same texts": truth(made, options.texts, SEED, options.jobs),
+                "other texts": truth(made, options.texts, OTHER_SEED, options.jobs),
             }
         if "copies" in wanted:
-            result["copies"] = compare_copies(made, options.texts, options.out)
+            result["copies"] = compare_copies(made, options.texts, options.out, options.jobs)
         if "truth" in result and "copies" in result:
             result["judged"] = judged(result["truth"], result["copies"])
             print(json.dumps(result["judged"], indent=1))
