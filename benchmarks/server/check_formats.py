@@ -156,7 +156,7 @@ def compare_copies(made: dict[str, Path], per_kind: int, out: Path, jobs: int) -
         return dict(zip(copies, pool.map(one, copies), strict=True))
 
 
-def compare_with_itself(made: dict[str, Path], items: int, out: Path) -> list[dict[str, Any]]:
+def compare_with_itself(made: dict[str, Path], suite: str, items: int, out: Path) -> list[dict[str, Any]]:
     """At a temperature and without a seed, each comparison on other items."""
     found = []
     with serving(made["reference"], "--draft", "none") as server:
@@ -165,7 +165,7 @@ def compare_with_itself(made: dict[str, Path], items: int, out: Path) -> list[di
                 server,
                 server,
                 out / "self.json",
-                *("--suite", "full", "--items", str(items), "--texts", "4", "--seed", f"self-{number}"),
+                *("--suite", suite, "--items", str(items), "--texts", "2", "--seed", f"self-{number}"),
                 *("--concurrency", "8", "--body", '{"temperature": 0.8, "seed": null}'),
             )
             differing = sum(
@@ -179,7 +179,7 @@ def compare_with_itself(made: dict[str, Path], items: int, out: Path) -> list[di
                     "answers_that_differ": differing,
                     "failed": result["failed"],
                     "lowest_p": min(row["p"] for row in result["suites"]),
-                    "kl": result["closeness"][-1]["kl"],
+                    "kl": result["closeness"][-1]["kl"] if result["closeness"] else None,
                 }
             )
             print(f"with itself, {number + 1}: {found[-1]}", flush=True)
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where copies are made, and kept for the next run")
     parser.add_argument("--texts", type=int, default=20, help="of each kind")
     parser.add_argument("--items", type=int, default=6, help="of each suite, where the reference meets itself")
+    parser.add_argument("--self-suite", default="full", help="what the reference is asked where it meets itself")
     parser.add_argument("--jobs", type=int, default=1, help="copies worked on at a time")
     parser.add_argument("--only", default=",".join(SUBSTANCE))
     parser.add_argument("--json", type=Path)
@@ -226,6 +227,7 @@ def main() -> None:
     kept = options.json and options.json.exists() and wanted != list(SUBSTANCE)
     result: dict[str, Any] = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
     result |= {
+        "self_suite": options.self_suite,
         "benchmark": "check_formats",
         "date": datetime.now(UTC).date().isoformat(),
         "texts_per_kind": options.texts,
@@ -244,7 +246,7 @@ def main() -> None:
             result["judged"] = judged(result["truth"], result["copies"])
             print(json.dumps(result["judged"], indent=1))
         if "self" in wanted:
-            result["self"] = compare_with_itself(made, options.items, options.out)
+            result["self"] = compare_with_itself(made, options.self_suite, options.items, options.out)
             result["false_alarms"] = sum(each["verdict"] in ("worse", "better") for each in result["self"])
             print(f"false alarms: {result['false_alarms']} of {len(result['self'])}")
 

@@ -46,7 +46,7 @@ def scores(url: str, seed: str, items: int, concurrency: int) -> dict[str, list[
 
 
 def compared(first: dict[str, list[float]], second: dict[str, list[float]]) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for suite in first:
         a, b = first[suite], second[suite]
         rows.append(

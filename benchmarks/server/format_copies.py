@@ -6,7 +6,7 @@ the BF16 export with every weight moved by up to half a step of its grid: as wei
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -199,7 +199,7 @@ def _load(directory: Path) -> Tensors:
     return found
 
 
-def _write(directory: Path, like: Path, weights: Tensors, quantization: dict[str, object] | None = None) -> None:
+def _write(directory: Path, like: Path, weights: Tensors, quantization: Mapping[str, object] | None = None) -> None:
     """Weights with the tokenizer and config of another directory; the config last, since it marks a whole one."""
     directory.mkdir()
     for file in like.iterdir():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.server import check_formats
+from benchmarks.server import check_formats, format_copies
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -104,7 +104,7 @@ def test_answers_depend_neither_on_neighbours_nor_on_drafts_and_a_seed_reproduce
 
 @pytest.mark.long
 def test_closeness_orders_the_formats_as_the_truth_does(tmp_path: Path):
-    made = check_formats.make(tmp_path / "copies")
+    made = format_copies.make(tmp_path / "copies")
     truths = {seed: check_formats.truth(made, 4, seed, jobs=2) for seed in ("1", "2")}
     seen = check_formats.compare_copies(made, 4, tmp_path, jobs=1)
     found = check_formats.judged({"same texts": truths["1"], "other texts": truths["2"]}, seen)

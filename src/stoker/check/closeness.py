@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stoker.bench.target import Target
 from stoker.check import statistics
@@ -29,6 +29,7 @@ from stoker.check.record import Closeness
 from stoker.check.run import Watcher
 from stoker.errors import BenchError
 
+Token = TypeVar("Token", int, str, int | str)
 TINY = 1e-9  # probability; what rounding leaves of a rest that is empty
 ALL = "all"
 
@@ -58,7 +59,7 @@ class Near:
     notes: list[str] = field(default_factory=list)
 
 
-def gap(reference: Mapping[int | str, float], other: Mapping[int | str, float], least: float) -> Gap:
+def gap(reference: Mapping[Token, float], other: Mapping[Token, float], least: float) -> Gap:
     """A lower bound of KL(reference || other) from two lists of log-probabilities.
 
     Tokens that both list count one by one, the others as two lumps: those that only the reference lists, of which the
