@@ -236,13 +236,13 @@ def main() -> None:
     with ExitStack() as stack:
         stack.callback(lambda: _write(result, options.json))
         if "truth" in wanted:
-            result["truth"] = {
-                "same texts": truth(made, options.texts, SEED, options.jobs),
-                "other texts": truth(made, options.texts, OTHER_SEED, options.jobs),
-            }
+            for texts, seed in (("same texts", SEED), ("other texts", OTHER_SEED)):
+                found = truth(made, options.texts, seed, options.jobs)
+                result["truth"] = {**result.get("truth", {}), texts: found}
+                _write(result, options.json)
         if "copies" in wanted:
             result["copies"] = compare_copies(made, options.texts, options.out, options.jobs)
-        if "truth" in result and "copies" in result:
+        if len(result.get("truth", {})) == 2 and "copies" in result:
             result["judged"] = judged(result["truth"], result["copies"])
             print(json.dumps(result["judged"], indent=1))
         if "self" in wanted:
