@@ -34,7 +34,9 @@ from stoker.backends.family import PAGE_SIZE, Family
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.load import Loaded, load_model
+from stoker.check.closeness import gap
 from stoker.check.passages import passages
+from stoker.check.predictions import TOP
 from stoker.check.verdict import MAX_KL
 from stoker.engine.tokenizer import Tokenizer
 
@@ -67,7 +69,8 @@ def log_probabilities(loaded: Loaded, texts: list[list[int]]) -> torch.Tensor:
 
 
 def truth(made: dict[str, Path], per_kind: int, seed: str, jobs: int) -> dict[str, dict[str, Any]]:
-    """KL(reference || copy) and agreement of the likeliest token, by copy: over all texts, and by kind."""
+    """KL(reference || copy) and agreement of the likeliest token, by copy: over all texts, and by kind. Beside it what
+    closeness makes of the 20 likeliest tokens of the same network, which is all that servers list."""
     copies = {name: directory for name, directory in made.items() if name != "reference"}
     tokenizer = Tokenizer(made["reference"])
     kinds = {kind: [tokenizer.encode(text) for text in found] for kind, found in passages(seed, per_kind).items()}
@@ -79,17 +82,36 @@ def truth(made: dict[str, Path], per_kind: int, seed: str, jobs: int) -> dict[st
             copy = load_model(copies[name], torch.float32)
         kl: dict[str, float] = {}
         same = count = 0
+        bound = rest = 0.0
         for kind, texts in kinds.items():
             p, q = wanted[kind], log_probabilities(copy, texts)
             kl[kind] = float((p.exp() * (p - q)).sum(-1).mean())
             same += int((p.argmax(-1) == q.argmax(-1)).sum())
             count += len(p)
+            for ours, theirs in zip(listed(p), listed(q), strict=True):
+                each = gap(ours, theirs, min(theirs.values()))
+                bound, rest = bound + each.kl, rest + each.rest
         total = sum(kl[kind] * len(wanted[kind]) for kind in kl) / count
-        print(f"true KL, seed {seed}: {name} {total:.5f}, same top token {same / count:.1%}", flush=True)
-        return {"kl": total, "top1": same / count, "tokens": count, "kinds": kl}
+        told = f"{total:.5f}, from lists {bound / count:.5f}, same top token {same / count:.1%}"
+        print(f"true KL, seed {seed}: {name} {told}", flush=True)
+        top1 = same / count
+        return {
+            "kl": total,
+            "from_lists": bound / count,
+            "rest": rest / count,
+            "top1": top1,
+            "tokens": count,
+            "kinds": kl,
+        }
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(copies, pool.map(one, copies), strict=True))
+
+
+def listed(table: torch.Tensor) -> list[dict[int, float]]:
+    """The likeliest tokens of each row, as many as servers list."""
+    values, tokens = table.topk(TOP[0])
+    return [dict(zip(*each, strict=True)) for each in zip(tokens.tolist(), values.tolist(), strict=True)]
 
 
 # -- servers and checks
@@ -201,6 +223,9 @@ def judged(truths: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
         "limit": MAX_KL,
         "order_by_closeness": order({name: row["kl"] for name, row in bounds.items()}),
         "order_by_true_kl": order(same),
+        "order_by_lists_of_the_fp32_network": order(
+            {n: each["from_lists"] for n, each in truths["same texts"].items()}
+        ),
         "order_by_true_kl_of_other_texts": order(others),
         "worse": sorted(worse),
         "truly_above": sorted(name for name, kl in same.items() if kl > MAX_KL),

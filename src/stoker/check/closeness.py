@@ -27,6 +27,7 @@ from stoker.check.predictions import (
 )
 from stoker.check.record import Closeness
 from stoker.check.run import Watcher
+from stoker.check.verdict import TOO_MANY_FAILED
 from stoker.errors import BenchError
 
 Token = TypeVar("Token", int, str, int | str)
@@ -94,8 +95,8 @@ def compared(reference: Predictions, other: Predictions) -> Text:
     return Text(kl, rest, sum(each.same for each in found), len(found))
 
 
-def row(kind: str, texts: Sequence[Text], max_kl: float) -> Closeness:
-    """Means over tokens; the interval is that of texts drawn anew."""
+def row(kind: str, texts: Sequence[Text], max_kl: float, whole: bool = True) -> Closeness:
+    """Means over tokens; the interval is that of texts drawn anew. Unless most texts were read nothing is close."""
     tokens = sum(text.tokens for text in texts)
     low, high = statistics.ratio_interval([text.kl for text in texts], [text.tokens for text in texts])
     return Closeness(
@@ -107,7 +108,7 @@ def row(kind: str, texts: Sequence[Text], max_kl: float) -> Closeness:
         high=high,
         top1=sum(text.same for text in texts) / tokens,
         rest=math.fsum(text.rest for text in texts) / tokens,
-        verdict="worse" if low > max_kl else "close" if high <= max_kl else "undecided",
+        verdict="worse" if low > max_kl else "close" if high <= max_kl and whole else "undecided",
     )
 
 
@@ -147,8 +148,10 @@ async def measure(
             )
     if not by_kind:
         return Near(notes=notes)
-    rows = [row(kind, texts_of, max_kl) for kind, texts_of in by_kind.items()]
-    return Near([*rows, row(ALL, [text for texts_of in by_kind.values() for text in texts_of], max_kl)], notes)
+    whole = left <= TOO_MANY_FAILED * len(texts)
+    rows = [row(kind, texts_of, max_kl, whole) for kind, texts_of in by_kind.items()]
+    everything = [text for texts_of in by_kind.values() for text in texts_of]
+    return Near([*rows, row(ALL, everything, max_kl, whole)], notes)
 
 
 class _Asker:
