@@ -58,7 +58,7 @@ class KnowingServer:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        text, calls = ("This is wrong.", []) if self.wrong(item) else right_answer(item)
+        text, calls = await self.answer(item, body)
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = [
@@ -68,11 +68,18 @@ class KnowingServer:
         usage = {"prompt_tokens": 1, "completion_tokens": len(json.dumps(delta).split())}
         for event in (
             {"choices": [{"index": 0, "delta": delta}]},
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage, **self.told(body)},
         ):
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def answer(self, item: Item, body: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
+        return ("This is wrong.", []) if self.wrong(item) else right_answer(item)
+
+    def told(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What else the last event says."""
+        return {}
 
     def _item(self, messages: list[dict[str, Any]]) -> Item:
         text = str(messages[-1]["content"])

@@ -63,10 +63,11 @@ class Closeness(Record):
     kind: Annotated[str, Meta(description="of text, or all")]
     texts: int
     tokens: Annotated[int, Meta(description="positions compared")]
-    kl: Annotated[float, Meta(description="mean KL(B || A) in nats per token, over the likeliest tokens and the rest")]
+    kl: Annotated[float, Meta(description="mean KL(B || A) in nats per token: a lower bound from the likeliest tokens")]
     low: Annotated[float, Meta(description="95 % interval, texts resampled")]
     high: float
     top1: Annotated[float, Meta(description="share of positions where both find the same token likeliest")]
+    rest: Annotated[float, Meta(description="mean probability of B's that was not compared token by token")]
     verdict: Annotated[str, Meta(description="worse: above the limit; close: below it; undecided")]
 
 

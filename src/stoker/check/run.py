@@ -5,9 +5,9 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.bench import texts
 from stoker.bench.answer import count, needs_tokenizer, read
@@ -24,6 +24,7 @@ from stoker.errors import BenchError
 SHOWN = 4000  # characters of a question that are kept
 GIVE_UP = 8  # requests to a server that fail one after another, and none before them succeeded
 THINKING_TOKENS = 4096  # that an answer may be longer with thinking on
+Found = TypeVar("Found")
 OFF: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -62,15 +63,30 @@ class Runner:
             await self._find_switches()
             await self._ask_all(left)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
+            _uncancel()
             self.interrupted = True
         except BenchError as error:
             if not self.answers:
                 raise
             self.interrupted = True
             self.notes.append(f"Stopped early: {error}")
+        self._in_order()
+
+    async def further(self, work: Coroutine[Any, Any, Found]) -> Found | None:
+        """What comes after the items: nothing if the check has been interrupted, or is now."""
+        if self.interrupted:
+            work.close()
+            return None
+        try:
+            return await work
+        except asyncio.CancelledError:
+            _uncancel()
+            self.interrupted = True
+        except BenchError as error:
+            self.notes.append(str(error))
+        return None
+
+    def _in_order(self) -> None:
         order = {item.id: place for place, item in enumerate(self.items)}
         self.answers.sort(key=lambda asked: order[asked.id])
 
@@ -181,6 +197,12 @@ class Runner:
             self._failing[server] = 0 if judged.score is not None else self._failing[server] + 1
             if self._failing[server] >= GIVE_UP and server not in self._sound:
                 raise BenchError(f"the first {GIVE_UP} requests to server {server} all failed: {judged.why}")
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
 
 
 def _sound(asked: Asked) -> bool:

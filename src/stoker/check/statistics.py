@@ -74,13 +74,13 @@ def paired_mean(differences: Sequence[float]) -> tuple[float, float]:
     return _bootstrap(np.asarray(differences, dtype=float), (-1.0, 1.0)) if len(differences) else (-1.0, 1.0)
 
 
-def plain_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Bootstrap interval of a mean of numbers without bounds, such as KL by text."""
-    data = np.asarray(values, dtype=float)
-    if not len(data):
+def ratio_interval(sums: Sequence[float], counts: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """Bootstrap interval of a mean over all counts, such as nats per token; what is drawn anew are the texts."""
+    data, sizes = np.asarray(sums, dtype=float), np.asarray(counts, dtype=float)
+    if not sizes.sum():
         return 0.0, math.inf
     draws = np.random.default_rng(seed).integers(0, len(data), (RESAMPLES, len(data)))
-    low, high = np.percentile(data[draws].mean(axis=1), _TAILS)
+    low, high = np.percentile(data[draws].sum(axis=1) / sizes[draws].sum(axis=1), _TAILS)
     return float(low), float(high)
 
 

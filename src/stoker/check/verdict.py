@@ -12,7 +12,7 @@ ALPHA = 1 - statistics.LEVEL
 TOO_MANY_FAILED = 0.05  # of the items: beyond that a verdict of no difference is not given
 POINTS = (1, 2, 3, 5, 10)  # differences for which the items needed are told
 PARTS = ("invoices",)  # suites whose items are right in part, too
-MAX_KL = 0.1  # nats per token; docs/check.md says why
+MAX_KL = 0.1  # nats per token, of predictions on fixed texts; docs/check.md says why
 
 
 def rows(answers: Sequence[Asked], two: bool) -> list[Row]:
@@ -136,7 +136,7 @@ def verdict(
     if not parts and primary:
         parts = [_all_alike(primary)]
     if near is not None:
-        parts.append(_nearness(near, max_kl))
+        parts.append(_nearness(near, closeness, max_kl))
     return word, " ".join([f"{word.capitalize()}: {'; '.join(parts)}.", *told])
 
 
@@ -148,12 +148,14 @@ def _all_alike(found: Sequence[Row]) -> str:
     return best.words + (f"; least is known of {worst.words}" if worst else "")
 
 
-def _nearness(row: Closeness, max_kl: float) -> str:
+def _nearness(row: Closeness, found: Sequence[Closeness], max_kl: float) -> str:
     how = {"worse": "above", "close": "below"}.get(row.verdict, "not clearly on one side of")
-    return (
+    told = (
         f"predictions differ by {row.kl:.4f} nats a token ({row.low:.4f} to {row.high:.4f}), {how} the limit of "
         f"{max_kl:g}, and agree on the likeliest token at {row.top1:.1%} of {row.tokens:,} positions"
     )
+    alone = [each.kind for each in found if each.verdict == "worse" and row.verdict != "worse"]
+    return told + (f"; above it for {', '.join(alone)}" if alone else "")
 
 
 def _failures(failed: dict[str, int], asked: int) -> list[str]:

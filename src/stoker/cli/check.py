@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from stoker.check.record import Document
 
 SUITE_HELP = (
-    "quick: 27,000 output tokens of everything; full: every item; kie: invoices to JSON; agent: tool calls; or a file "
+    "quick: 27,000 output tokens of everything; full: every item; kie: invoices to JSON; agent: tool calls; closeness: "
+    "predictions on fixed texts alone, which needs --against; or a file "
     "or folder of your own items (docs/check.md)."
 )
 
@@ -34,6 +35,10 @@ def check(
     against: Annotated[str, typer.Option(help="The server to compare it with, on the same items.")] = "",
     suite: Annotated[str, typer.Option(help=SUITE_HELP)] = "quick",
     items: Annotated[int | None, typer.Option(help="Items of each suite; more find smaller differences.")] = None,
+    texts: Annotated[int, typer.Option(min=2, help="Texts of each kind on which predictions are compared.")] = 20,
+    max_kl: Annotated[
+        float, typer.Option(min=0.0, help="Predictions further apart than this, in nats a token, are worse.")
+    ] = 0.1,
     seed: Annotated[str, typer.Option(help="Another seed makes other items of the same difficulty.")] = "1",
     model: Annotated[str, typer.Option(help="Which of its models; the first it lists if not said.")] = "",
     against_model: Annotated[str, typer.Option(help="The other server's model.")] = "",
@@ -77,13 +82,14 @@ def check(
     targets = [Target(url, model, api_key, name="A", **shared)]
     if against:
         targets.append(Target(against, against_model, against_api_key, name="B", **shared))
+    if suite == "closeness" and not against:
+        raise BenchError("--suite closeness compares two servers; say the other one with --against URL2")
     console = error_console()
     check_writable(json_file)
+    path = _journal_path(json_file, sys.argv)
     try:
         found = asyncio.run(
-            _check(
-                targets, suite, items, seed, thinking, concurrency, _journal_path(json_file, sys.argv), fresh, console
-            )
+            _check(targets, suite, items, seed, thinking, concurrency, path, fresh, console, texts, max_kl)
         )
     except KeyboardInterrupt:
         console.print("Interrupted. The same command goes on with what is missing.")
@@ -123,17 +129,20 @@ async def _check(
     path: Path,
     fresh: bool,
     console: "Console",
+    texts: int,
+    max_kl: float,
 ) -> "Document":
     from contextlib import AsyncExitStack
 
     import stoker
     from stoker.bench.environment import command
     from stoker.bench.journal import Journal
+    from stoker.check import closeness, probes
     from stoker.check.document import document
     from stoker.check.progress import Bar
     from stoker.check.record import Asked, Where
     from stoker.check.run import Runner
-    from stoker.check.suites import QUICK_TOKENS
+    from stoker.check.suites import CLOSENESS, PROBE_TOKENS, PROBED, QUICK_TOKENS
 
     started = datetime.now(UTC)
     async with AsyncExitStack() as stack:
@@ -149,10 +158,16 @@ async def _check(
         journal = Journal(path, identity, Asked, fresh, "check")
         if journal.rounds:
             console.print(f"Going on: items already in {path}: {len(journal.rounds)}.", markup=False)
-        budget = QUICK_TOKENS if suite == "quick" and count is None and not thinking else None
+        budget = QUICK_TOKENS - PROBE_TOKENS if suite == "quick" and count is None and not thinking else None
         with Bar(console) as watcher:
             runner = Runner(targets, items, journal, thinking, streams, budget, watcher)
             await runner.run()
+            near, sanity = None, None
+            if suite in PROBED:
+                sanity = await runner.further(probes.probes(runner, items))
+            if suite in CLOSENESS and len(targets) == 2:
+                near = await runner.further(closeness.measure(targets, seed, texts, max_kl, streams, watcher))
+        near = near or closeness.Near()
         where = Where(
             stoker=stoker.__version__,
             python=platform.python_version(),
@@ -171,7 +186,10 @@ async def _check(
             where,
             thinking=runner.thought,
             complete=not runner.interrupted,
-            notes=notes + runner.notes,
+            closeness=near.rows,
+            probes=sanity or (),
+            max_kl=max_kl,
+            notes=notes + runner.notes + near.notes,
         )
 
 

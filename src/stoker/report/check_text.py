@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 HEADS = ("suite", "items", "score", "95 %", "other", "difference", "95 %", "p", "verdict")
 ALONE = HEADS[:4]
-CLOSE_HEADS = ("text", "positions", "KL, nats a token", "95 %", "same top token", "verdict")
+CLOSE_HEADS = ("text", "positions", "KL, nats a token", "95 %", "same top token", "not itemised", "verdict")
 COLOURS = {"worse": "red", "better": "green"}
 
 
@@ -71,7 +71,7 @@ def p_value(p: float | None) -> str:
 
 def close_cells(row: Closeness) -> tuple[str, ...]:
     interval = f"{row.low:.4f} … {row.high:.4f}"
-    return (row.kind, f"{row.tokens:,}", f"{row.kl:.4f}", interval, f"{row.top1:.1%}", row.verdict)
+    return (row.kind, f"{row.tokens:,}", f"{row.kl:.4f}", interval, f"{row.top1:.1%}", f"{row.rest:.2%}", row.verdict)
 
 
 def sanity_line(each: Sanity) -> str:

@@ -35,6 +35,7 @@ class EngineRequest:
     strict: tuple[str, ...] = ()  # tools whose calls a grammar constrains
     custom: frozenset[str] = frozenset()  # tools that take plain text
     parsed: bool = True  # False: raw text, for completions
+    drafted: bool = True  # False: decoded without drafts
     mask: Callable[[], "TokenMask"] | None = None
     omitted: tuple[str, ...] = ()  # parts of the request that were left out; the response names them
 

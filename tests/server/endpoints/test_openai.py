@@ -47,6 +47,14 @@ def test_speculation_is_reported_with_every_response(server: Running) -> None:
     assert whole["metrics"]["accepted_per_step"] == pytest.approx((tokens - 1) / steps)
 
 
+def test_a_request_without_drafts_has_the_same_tokens(server: Running) -> None:
+    settings = {"max_tokens": 48, "temperature": 0.7, "seed": 3, "return_token_ids": True}
+    drafted, plain = (server.chat(JSON, **settings, draft=draft) for draft in (True, False))
+    assert drafted["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    assert drafted["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+
+
 def test_drafts_are_shown_where_asked(server: Running) -> None:
     chunks = list(
         server.stream("/v1/chat/completions", chat_body(JSON, max_tokens=48, return_drafts=True, temperature=0))

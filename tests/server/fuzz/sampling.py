@@ -38,6 +38,7 @@ def sampling(draw: Draw, most_tokens: int) -> Json:
             "structured_outputs": lambda: structured(draw),
             "return_token_ids": lambda: draw.chance(0.5),
             "return_drafts": lambda: draw.chance(0.5),
+            "draft": lambda: draw.chance(0.5),
             "use_beam_search": lambda: draw.chance(0.1),
             "user": draw.text,
             "model": lambda: draw.weighted((18, "demo"), (1, "other"), (1, draw.text())),

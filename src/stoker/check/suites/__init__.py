@@ -29,8 +29,12 @@ SETS = {
     "full": tuple(suite.name for suite in SUITES),
     "kie": (invoices.NAME,),
     "agent": (tools.NAME,),
+    "closeness": (),
 }
+PROBED = ("quick", "full")  # sets with which some questions are asked again, in other circumstances
+CLOSENESS = ("quick", "full", "closeness")  # sets with which predictions are compared
 QUICK_TOKENS = 27_000  # output tokens: a quarter of an hour at 30 tokens/s
+PROBE_TOKENS = 2_560  # of these, set aside for questions that are asked again
 QUICK_CONTEXT = 16_000  # tokens of a prompt; longer ones take a quarter of an hour to read
 
 
@@ -54,7 +58,7 @@ def draw(chosen: str, seed: str, items: int | None = None, context: int | None =
         if items is not None:
             made = made[:items]
         elif chosen == "quick":
-            made = _within(made, suite.share * QUICK_TOKENS)
+            made = _within(made, suite.share * (QUICK_TOKENS - PROBE_TOKENS))
         found += made
     return found
 

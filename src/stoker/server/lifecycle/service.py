@@ -188,7 +188,8 @@ class Service:
         submission = Submission(self)
         try:
             for request in requests:
-                stream = engine.submit(request.prompt, request.sampling, self.depth, request.boundaries, request.mask)
+                depth = self.depth if request.drafted else 0
+                stream = engine.submit(request.prompt, request.sampling, depth, request.boundaries, request.mask)
                 timeout = self.config.request_timeout
                 submission.add(Generation(stream, request, self.model, self.metrics, arrived_at, timeout))
         except StokerError as error:

@@ -81,7 +81,8 @@ def engine_request(
     limit with every request and seldom one that fits. `echoed`: top log-probabilities per token of an echoed prompt."""
     room = service.room_for_answer(prompt)
     sampling = sampling_of(body, service.model, room if wanted is None else min(wanted, room), logprobs)
-    request = EngineRequest(prompt, replace(sampling, prompt_logprobs=_prompt_logprobs(body, len(prompt), echoed)))
+    scored = replace(sampling, prompt_logprobs=_prompt_logprobs(body, len(prompt), echoed))
+    request = EngineRequest(prompt, scored, drafted=body.draft is not False)
     service.check(request)
     return request
 

@@ -130,6 +130,9 @@ class SamplingBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    draft: bool | None = Field(
+        default=None, description="Stoker's own: false decodes this answer without drafts; its tokens are the same"
+    )
     return_drafts: bool | None = Field(
         default=None, description="Stoker's own: what was drafted, with every chunk of a stream"
     )
