@@ -1,14 +1,19 @@
 """A chat server that knows the right answers and gives a chosen share of wrong ones. A word is a token here."""
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from aiohttp import web
 
+from stoker.check import own
 from stoker.check.items import Item
+from stoker.check.suites import draw
 
 Change = Callable[[Item], bool]
 
@@ -21,7 +26,8 @@ class KnowingServer:
         self.asked: list[dict[str, Any]] = []
         self.url = ""
         self.refuses_switch = False
-        self.seconds = 0.0
+        self.seconds = 0.0  # that an answer takes
+        self.answers: dict[str, str] = {}  # by id, where the right answer does not follow from what is expected
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["KnowingServer"]:
@@ -58,7 +64,9 @@ class KnowingServer:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        await asyncio.sleep(self.seconds)
         text, calls = ("This is wrong.", []) if self.wrong(item) else right_answer(item)
+        text = self.answers.get(item.id, text) if text and not self.wrong(item) else text
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = [
@@ -95,3 +103,20 @@ def right_answer(item: Item) -> tuple[str, list[dict[str, str]]]:
 def share(of: float, seed: str) -> Change:
     """The same items every time."""
     return lambda item: Random(f"{seed}/{item.id}").random() < of
+
+
+async def _serve(suite: str, seconds: float, answers: dict[str, str]) -> None:
+    """In a process of its own: the address on stdout, then the number of an item's request on each line."""
+    server = KnowingServer(draw(suite, "1") if not own.is_file(suite) else own.items(Path(suite)))
+    server.seconds, server.answers = seconds, answers
+    async with server.running():
+        print(server.url, flush=True)
+        told = 0
+        while True:
+            await asyncio.sleep(0.01)
+            for told in range(told + 1, len(server.asked) + 1):
+                print(told, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])))

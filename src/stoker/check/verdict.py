@@ -7,11 +7,13 @@ from msgspec.structs import replace
 
 from stoker.check import statistics
 from stoker.check.record import Asked, Closeness, Row
+from stoker.check.suites import SUITES
 
 ALPHA = 1 - statistics.LEVEL
 TOO_MANY_FAILED = 0.05  # of the items: beyond that a verdict of no difference is not given
 POINTS = (1, 2, 3, 5, 10)  # differences for which the items needed are told
-PARTS = ("invoices",)  # suites whose items are right in part, too
+PARTS = ("invoices",)  # suites whose items are right in part, too; suites of one's own show it themselves
+BUILT_IN = frozenset(suite.name for suite in SUITES)
 MAX_KL = 0.1  # nats per token; docs/check.md says why
 
 
@@ -25,7 +27,7 @@ def rows(answers: Sequence[Asked], two: bool) -> list[Row]:
             continue
         scores = [[asked.replies[server].score or 0.0 for asked in sound] for server in (("A", "B") if two else ("A",))]
         found.append(_passed(name, scores, len(here) - len(sound)))
-        if name in PARTS:
+        if name in PARTS or (name not in BUILT_IN and any(0 < score < 1 for side in scores for score in side)):
             found.append(_parts(name, scores, len(here) - len(sound)))
     adjusted = statistics.holm([row.p for row in found if row.p is not None])
     return [_judged(row, p) for row, p in zip(found, adjusted, strict=True)] if two else found

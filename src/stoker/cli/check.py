@@ -168,19 +168,24 @@ async def _check(
 
 
 def _items(suite: str, seed: str, count: int | None, context: int | None) -> "tuple[list[Item], list[str]]":
-    from stoker.check import code_sandbox
+    from stoker.check import code_sandbox, own
     from stoker.check.suites import SETS, draw
 
-    if suite not in SETS:
-        raise BenchError(f"no suite called {suite!r}; there are {', '.join(SETS)}")
-    items = draw(suite, seed, count, context)
+    if suite in SETS:
+        items = draw(suite, seed, count, context)
+    elif own.is_file(suite):
+        items = own.items(Path(suite), count)
+    else:
+        raise BenchError(
+            f"no suite called {suite!r}; there are {', '.join(SETS)}, or name a file or folder of your own"
+        )
     notes = []
     if why := code_sandbox.unavailable():
         kept = [item for item in items if item.checker != "python"]
         if len(kept) < len(items):
             notes.append(f"{len(items) - len(kept)} code items were left out: {why}.")
         items = kept
-    left = len(draw(suite, seed, count)) - len(draw(suite, seed, count, context))
+    left = len(draw(suite, seed, count)) - len(draw(suite, seed, count, context)) if suite in SETS else 0
     if left > 0:
         notes.append(f"{left} long prompts were left out: the context is {context:,} tokens.")
     return items, notes
