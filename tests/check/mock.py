@@ -24,7 +24,7 @@ class KnowingServer:
     def __init__(self, items: list[Item], wrong: Change = lambda _: False, fails: Change = lambda _: False) -> None:
         self.items, self.wrong, self.fails = items, wrong, fails
         self.asked: list[dict[str, Any]] = []
-        self.url = ""
+        self.url, self.port = "", 0
         self.refuses_switch = False
         self.seconds = 0.0  # that an answer takes
         self.answers: dict[str, str] = {}  # by id, where the right answer does not follow from what is expected
@@ -37,7 +37,7 @@ class KnowingServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True).start()
         self.url = "http://{}:{}".format(*runner.addresses[0][:2])
         try:
             yield self
@@ -105,18 +105,21 @@ def share(of: float, seed: str) -> Change:
     return lambda item: Random(f"{seed}/{item.id}").random() < of
 
 
-async def _serve(suite: str, seconds: float, answers: dict[str, str]) -> None:
+async def _serve(suite: str, seconds: float, answers: dict[str, str], port: int) -> None:
     """In a process of its own: the address on stdout, then the number of an item's request on each line."""
-    server = KnowingServer(draw(suite, "1") if not own.is_file(suite) else own.items(Path(suite)))
-    server.seconds, server.answers = seconds, answers
+    server = KnowingServer(
+        draw(suite, "1", 60 if suite == "agent" else None) if not own.is_file(suite) else own.items(Path(suite))
+    )
+    server.seconds, server.answers, server.port = seconds, answers, port
     async with server.running():
         print(server.url, flush=True)
         told = 0
         while True:
             await asyncio.sleep(0.01)
-            for told in range(told + 1, len(server.asked) + 1):
+            while told < len(server.asked):
+                told += 1
                 print(told, flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])))
+    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])))

@@ -23,9 +23,10 @@ class Served:
 
 
 @contextmanager
-def served(suite: str, seconds: float = 0.0, answers: dict[str, str] | None = None) -> Iterator[Served]:
-    command = [sys.executable, "-m", "tests.check.mock", suite, str(seconds), json.dumps(answers or {})]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def served(suite: str, seconds: float = 0.0, answers: dict[str, str] | None = None, port: int = 0) -> Iterator[Served]:
+    """The knowing server; each answer takes so many seconds."""
+    settings = (suite, str(seconds), json.dumps(answers or {}), str(port))
+    process = subprocess.Popen([sys.executable, "-m", "tests.check.mock", *settings], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield Served(process, process.stdout.readline().strip())

@@ -42,8 +42,8 @@ def test_the_example_runs_as_it_is_and_tells_right_answers_from_wrong_ones(tmp_p
         return {row["measure"]: row["score"] for row in found["suites"]}, found["statement"]
 
     assert rows(RIGHT)[0] == {"passed": 1.0}
-    wrong = {name: "This is wrong." for name in RIGHT}
-    found, statement = rows({**RIGHT, "summary": "- One.\n- Two.", **{"status": wrong["status"]}})
+    wrong = dict.fromkeys(RIGHT, "This is wrong.")
+    found, statement = rows({**RIGHT, "summary": "- One.\n- Two.", "status": wrong["status"]})
     assert found["passed"] == pytest.approx(0.8)
     assert found["parts"] == pytest.approx(0.85), "the summary kept one of its two rules"
     assert "own-suite 80%" in statement
@@ -95,7 +95,7 @@ def test_a_mistake_is_named_with_its_line_before_anything_is_asked(tmp_path: Pat
 
 
 def test_what_is_no_suite_is_said(tmp_path: Path):
-    with pytest.raises(BenchError, match="holds no .jsonl file"):
+    with pytest.raises(BenchError, match=r"holds no \.jsonl file"):
         own.items(tmp_path)
     with pytest.raises(BenchError, match="cannot be read"):
         own.items(tmp_path / "none.jsonl")

@@ -56,9 +56,10 @@ def check(
 ) -> None:
     """Find out whether answers got worse: the same items on one server or two, with error bars and a verdict.
 
-    Ctrl-C keeps what was asked; the same command goes on. Exit code 1: worse, or nothing could be measured.
+    Ctrl-C keeps what was asked; the same command goes on. Exit code 1: worse, stopped early, or nothing measured.
     """
     from stoker.bench.target import Target
+    from stoker.check.run import STOPPED
 
     shared: dict[str, Any] = {
         "extra": {"seed": 1, **(_object(body) if body else {})},
@@ -82,8 +83,11 @@ def check(
         raise typer.Exit(130) from None
     write(found, json_file, console)
     if not found.complete:
-        console.print("Interrupted. The same command goes on with what is missing.")
-        raise typer.Exit(130)
+        stopped = any(note.startswith(STOPPED) for note in found.notes)
+        console.print(
+            f"{'Stopped early' if stopped else 'Interrupted'}. The same command goes on with what is missing."
+        )
+        raise typer.Exit(1 if stopped else 130)
     if found.verdict in ("worse", "nothing measured"):
         raise typer.Exit(1)
 
