@@ -38,7 +38,9 @@ class Row(Record):
     """A suite: scores of A, and A against B where there are two servers."""
 
     name: str
-    measure: Annotated[str, Meta(description="passed: share of items wholly right; parts: mean share of each item")]
+    measure: Annotated[
+        str, Meta(description="passed: share of items wholly right; parts: mean share of each item; pooled: all suites")
+    ]
     items: Annotated[int, Meta(description="that every server answered")]
     failed: Annotated[int, Meta(description="items left out because a request failed")]
     score: Annotated[float, Meta(description="of A")]

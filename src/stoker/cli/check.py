@@ -40,6 +40,9 @@ def check(
         Path | None,
         typer.Option("--json", help="Write every answer and figure (docs/check-schema.json); - is stdout."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with charts and examples: one file, no network needed.")
+    ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think before it answers.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Items asked at a time.")] = 1,
     tokenizer: Annotated[
@@ -71,7 +74,7 @@ def check(
     if against:
         targets.append(Target(against, against_model, against_api_key, name="B", **shared))
     console = error_console()
-    check_writable(json_file)
+    check_writable(json_file, html)
     try:
         found = asyncio.run(
             _check(
@@ -81,7 +84,7 @@ def check(
     except KeyboardInterrupt:
         console.print("Interrupted. The same command goes on with what is missing.")
         raise typer.Exit(130) from None
-    write(found, json_file, console)
+    write(found, json_file, html, console)
     if not found.complete:
         stopped = any(note.startswith(STOPPED) for note in found.notes)
         console.print(
@@ -92,9 +95,10 @@ def check(
         raise typer.Exit(1)
 
 
-def write(found: "Document", json_file: Path | None, out: "Console") -> None:
+def write(found: "Document", json_file: Path | None, html: Path | None, out: "Console") -> None:
     """The table to the terminal, the rest to files; with --json - the document is the last thing on stdout."""
     from stoker.check import document
+    from stoker.report.check import html_check
     from stoker.report.check_text import print_check
 
     to_stdout = str(json_file) == "-"
@@ -102,11 +106,13 @@ def write(found: "Document", json_file: Path | None, out: "Console") -> None:
     if not screen.is_terminal:
         screen.width = 120  # a file or a pipe has no edge
     print_check(found, out if to_stdout else screen)
+    files = {html: html_check, **({} if to_stdout else {json_file: document.to_json})}
+    for path, render in files.items():
+        if path is not None:
+            path.write_text(render(found), encoding="utf-8")
+            out.print(f"wrote {path}", markup=False)
     if to_stdout:
         sys.stdout.write(document.to_json(found))
-    elif json_file is not None:
-        json_file.write_text(document.to_json(found), encoding="utf-8")
-        out.print(f"wrote {json_file}", markup=False)
 
 
 async def _check(
