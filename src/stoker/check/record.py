@@ -82,6 +82,19 @@ class Sanity(Record):
     note: str
 
 
+class Promise(Record):
+    """A score that a recipe promises, beside A's."""
+
+    suite: str
+    promised: float
+    of: Annotated[int, Meta(description="items that it was measured on")]
+    source: str
+    score: Annotated[float | None, Meta(description="of A; null if the suite was not asked")]
+    low: Annotated[float | None, Meta(description="interval of the difference, 95 % for all promises together")]
+    high: float | None
+    verdict: Annotated[str, Meta(description="kept: nothing speaks against it; not kept; not asked")]
+
+
 class Where(Record):
     stoker: str
     python: str
@@ -114,3 +127,5 @@ class Document(Record):
     notes: list[str]
     environment: Where
     answers: list[Asked]
+    recipe: Annotated[str, Meta(description="whose promises these are (--recipe)")] = ""
+    promises: Annotated[list[Promise], Meta(description="each score that the recipe expects")] = []

@@ -40,6 +40,7 @@ def check(
         Path | None,
         typer.Option("--json", help="Write every answer and figure (docs/check-schema.json); - is stdout."),
     ] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe whose expected scores the server is held to.")] = "",
     html: Annotated[
         Path | None, typer.Option(help="Write a report with charts and examples: one file, no network needed.")
     ] = None,
@@ -59,9 +60,11 @@ def check(
 ) -> None:
     """Find out whether answers got worse: the same items on one server or two, with error bars and a verdict.
 
-    Ctrl-C keeps what was asked; the same command goes on. Exit code 1: worse, stopped early, or nothing measured.
+    Ctrl-C keeps what was asked; the same command goes on. Exit code 1: worse, a recipe's promise not kept, stopped
+    early, or nothing measured.
     """
     from stoker.bench.target import Target
+    from stoker.check.promises import held, scores_of
     from stoker.check.run import STOPPED
 
     shared: dict[str, Any] = {
@@ -75,6 +78,7 @@ def check(
         targets.append(Target(against, against_model, against_api_key, name="B", **shared))
     console = error_console()
     check_writable(json_file, html)
+    promised = scores_of(recipe) if recipe else None
     try:
         found = asyncio.run(
             _check(
@@ -84,6 +88,7 @@ def check(
     except KeyboardInterrupt:
         console.print("Interrupted. The same command goes on with what is missing.")
         raise typer.Exit(130) from None
+    found = held(found, promised) if promised else found
     write(found, json_file, html, console)
     if not found.complete:
         stopped = any(note.startswith(STOPPED) for note in found.notes)
@@ -91,7 +96,7 @@ def check(
             f"{'Stopped early' if stopped else 'Interrupted'}. The same command goes on with what is missing."
         )
         raise typer.Exit(1 if stopped else 130)
-    if found.verdict in ("worse", "nothing measured"):
+    if found.verdict in ("worse", "nothing measured") or any(each.verdict == "not kept" for each in found.promises):
         raise typer.Exit(1)
 
 

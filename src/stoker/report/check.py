@@ -37,8 +37,13 @@ def sentence(found: Document) -> str:
     rows = [row for row in found.suites if row.measure == "passed"]
     asked = sum(row.items for row in rows)
     listed = changed(found)
+    missed = [each.suite for each in found.promises if each.verdict == "not kept"]
     if found.verdict == "nothing measured":
         text = "Nothing was measured: no question was answered."
+    elif missed and found.verdict != "worse":
+        text = (
+            f"{found.environment.servers[0].model} does not reach what {found.recipe} promises on {', '.join(missed)}."
+        )
     elif found.verdict == "scored":
         right = sum(round(row.score * row.items) for row in rows)
         text = f"{found.environment.servers[0].model} answered {right} of {asked} questions rightly."
