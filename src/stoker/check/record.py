@@ -5,7 +5,7 @@ Scores and differences are fractions; A is the server under check, B the other o
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from stoker.bench.record import Record, ServerFacts
 from stoker.check.checkers import Reply
@@ -128,4 +128,6 @@ class Document(Record):
     environment: Where
     answers: list[Asked]
     recipe: Annotated[str, Meta(description="whose promises these are (--recipe)")] = ""
-    promises: Annotated[list[Promise], Meta(description="each score that the recipe expects")] = []
+    promises: Annotated[list[Promise], Meta(description="each score that the recipe expects")] = field(
+        default_factory=list
+    )
