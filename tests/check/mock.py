@@ -1,14 +1,19 @@
 """A chat server that knows the right answers and gives a chosen share of wrong ones. A word is a token here."""
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from aiohttp import web
 
+from stoker.check import own
 from stoker.check.items import Item
+from stoker.check.suites import draw
 
 Change = Callable[[Item], bool]
 
@@ -19,9 +24,10 @@ class KnowingServer:
     def __init__(self, items: list[Item], wrong: Change = lambda _: False, fails: Change = lambda _: False) -> None:
         self.items, self.wrong, self.fails = items, wrong, fails
         self.asked: list[dict[str, Any]] = []
-        self.url = ""
+        self.url, self.port = "", 0
         self.refuses_switch = False
-        self.seconds = 0.0
+        self.seconds = 0.0  # that an answer takes
+        self.answers: dict[str, str] = {}  # by id, where the right answer does not follow from what is expected
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["KnowingServer"]:
@@ -31,7 +37,7 @@ class KnowingServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True).start()
         self.url = "http://{}:{}".format(*runner.addresses[0][:2])
         try:
             yield self
@@ -58,6 +64,7 @@ class KnowingServer:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        await asyncio.sleep(self.seconds)
         text, calls = await self.answer(item, body)
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
@@ -75,7 +82,10 @@ class KnowingServer:
         return response
 
     async def answer(self, item: Item, body: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
-        return ("This is wrong.", []) if self.wrong(item) else right_answer(item)
+        if self.wrong(item):
+            return "This is wrong.", []
+        text, calls = right_answer(item)
+        return (self.answers.get(item.id, text) if text else text), calls
 
     def told(self, body: dict[str, Any]) -> dict[str, Any]:
         """What else the last event says."""
@@ -102,3 +112,23 @@ def right_answer(item: Item) -> tuple[str, list[dict[str, str]]]:
 def share(of: float, seed: str) -> Change:
     """The same items every time."""
     return lambda item: Random(f"{seed}/{item.id}").random() < of
+
+
+async def _serve(suite: str, seconds: float, answers: dict[str, str], port: int) -> None:
+    """In a process of its own: the address on stdout, then the number of an item's request on each line."""
+    server = KnowingServer(
+        draw(suite, "1", 60 if suite == "agent" else None) if not own.is_file(suite) else own.items(Path(suite))
+    )
+    server.seconds, server.answers, server.port = seconds, answers, port
+    async with server.running():
+        print(server.url, flush=True)
+        told = 0
+        while True:
+            await asyncio.sleep(0.01)
+            while told < len(server.asked):
+                told += 1
+                print(told, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])))

@@ -1,7 +1,17 @@
-"""Whatever generated code does costs its own item: the process is real, and so is everything it tries."""
+"""Whatever generated code does costs its own item: the process is real, and so is everything it tries.
 
+What is refused in the sandbox is tried outside it too, as the same user: there it succeeds, so the sandbox is what
+refuses it. All of it runs once more as a user without any rights.
+"""
+
+import contextlib
 import os
+import platform
+import re
+import resource
 import socket
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -9,10 +19,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.check import code_sandbox
+from stoker.check import code_jail, code_sandbox
 from stoker.check.code_sandbox import Ran, run_cases
 
-pytestmark = pytest.mark.skipif(bool(code_sandbox.unavailable()), reason=code_sandbox.unavailable() or "-")
+# Not where the sandbox says that it is unavailable: where it should run and does not, tests fail.
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in code_jail.NUMBERS, reason="code is confined on Linux only"
+)
+NOBODY = 65534
 
 
 def run(body: str, *, modules: tuple[str, ...] = (), seconds: int = 5, **limits: int) -> Ran:
@@ -30,6 +44,69 @@ def test_a_function_is_called_once_per_case():
     assert "TypeError" in ran.results[2]["error"]
     assert run_cases("def f(: pass", "f", [[]]).failure.startswith("SyntaxError")
     assert "KeyError" in run_cases("x = 1", "f", [[]]).failure
+
+
+def outside(body: str) -> str:
+    """What the same code says in a process of the same user without the sandbox; it ends with `print`."""
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(body)], capture_output=True, text=True, timeout=30, check=True
+    )
+    return ran.stdout.strip()
+
+
+def test_the_sandbox_is_there():
+    code_sandbox.unavailable.cache_clear()
+    assert code_sandbox.unavailable() == ""
+
+
+def test_what_is_refused_inside_succeeds_outside(tmp_path: Path):
+    """Otherwise the tests below would pass without a sandbox."""
+    secret = tmp_path / "secret"
+    secret.write_text("42")
+    assert outside("import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\n    print('forked')") == "forked"
+    assert outside("import subprocess\nprint(subprocess.run(['true']).returncode)") == "0"
+    assert outside("import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start()") == "thread"
+    assert outside(f"print(open({str(secret)!r}).read())") == "42"
+    assert outside(f"import os\nos.mkdir({str(tmp_path / 'made')!r})\nprint(os.listdir({str(tmp_path)!r}))") != "[]"
+    assert "bin" in outside("import os\nprint(os.listdir('/'))")
+    assert outside("import os\nos.setsid()\nprint('alone')") == "alone"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        where = listening.getsockname()
+        assert outside(f"import socket\nsocket.create_connection({where})\nprint('connected')") == "connected"
+        listening.settimeout(5)
+        listening.accept()[0].close()
+    assert outside("import os\nos.kill(os.getppid(), 0)\nprint('may')") == "may"
+    assert outside(f"import os\nos.kill({os.getpid()}, 0)\nprint('may')") == "may"
+    assert outside("print(len(bytes(10**9)))") == "1000000000", "twice the sandbox's memory"
+    if os.uname().machine == "x86_64":
+        call = "import ctypes, os\nlibc = ctypes.CDLL(None)\nprint(libc.syscall(62, os.getppid(), 0))"
+        assert outside(call) == "0", "kill by its number"
+
+
+NAMELESS = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}"]
+
+
+def _can_be_nobody() -> bool:
+    with contextlib.suppress(OSError):
+        return subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode == 0
+    return False
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0, reason="these tests run without root as it is")
+@pytest.mark.skipif(not _can_be_nobody(), reason="a user namespace cannot be made here")
+def test_a_user_without_rights_is_confined_as_well():
+    """All tests of this file again, in a user namespace as nobody: with no capability, but able to read this Python."""
+    ran = subprocess.run(
+        [*NAMELESS, sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-p", "no:cacheprovider", __file__],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"\b1[0-9] passed, 1 skipped", ran.stdout), ran.stdout
+    assert "without root as it is" in ran.stdout, "the one skipped is this test"
 
 
 def test_fork_bombs_and_threads_are_refused():
@@ -86,9 +163,18 @@ def test_sleeping_and_ignoring_signals_does_not_help():
     assert ran.failure == "took too long"
 
 
+def test_ten_gigabytes_are_never_touched():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    body = "kept = []\nfor size in (10 * 2**30, 2**30, 600 * 2**20):\n    try:\n        kept.append(bytearray(size))\n"
+    ran = run(body + "    except MemoryError:\n        pass\nreturn len(kept)")
+    assert ran.results == [{"value": 0}]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert peak <= max(before, code_sandbox.MEMORY >> 10), "the largest process ever waited for, in KiB"
+
+
 def test_memory_and_output_have_limits():
     assert "MemoryError" in run("return len(b'x' * (10 * 2**30))").results[0]["error"]
-    assert "MemoryError" in str(run("kept = []\nwhile True:\n    kept.append(b'x' * 2**24)"))
+    assert "MemoryError" in str(run("kept = []\nwhile True:\n    kept.append(b'x' * 2**24)", seconds=30))
     assert "more than" in run("import os\nwhile True:\n    os.write(3, b'x' * 65536)").failure
     assert run("print('noise' * 1000)\nreturn 1").results == [{"value": 1}]
     assert run("def deep(n):\n    return deep(n + 1)\nreturn deep(0)").results[0]["error"].startswith("RecursionError")
@@ -99,6 +185,7 @@ def test_the_parent_and_others_get_no_signals():
     assert refused(run(f"import os\nos.kill({os.getpid()}, 15)"))
     assert refused(run("import os\nos.killpg(0, 9)"))
     assert refused(run("import os\nos.setsid()"))
+    assert refused(run("import signal\nsignal.pidfd_send_signal(0, 9)", modules=("signal",)))
 
 
 def test_a_raw_system_call_is_refused_too():

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.bench import summary
+from stoker.bench.agreement import agreements
 from stoker.bench.compare import differences
 from stoker.bench.headline import headline, warnings
 from stoker.bench.record import VERSION, Document, Environment, Request
@@ -33,6 +34,7 @@ def document(
         environment=environment,
         warnings=warnings(requests, rows, environment.client, environment.servers) + notes,
         requests=requests,
+        agreement=agreements(requests),
     )
 
 

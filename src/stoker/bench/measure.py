@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from stoker.bench.answer import Answer, steps
 from stoker.bench.quality import problems
-from stoker.bench.record import Request
+from stoker.bench.record import Replayed, Request
 from stoker.bench.wire import Exchange
 
 TEXT_KEPT = 400
@@ -32,6 +32,7 @@ def to_request(
     wanted: int | None,
     wants_json: bool,
     watts: float | None = None,
+    replayed: Replayed | None = None,
 ) -> Request:
     request = Request(
         server=server,
@@ -67,6 +68,7 @@ def to_request(
         notes=list(answer.notes),
         chunk_s=[chunk.at - exchange.sent for chunk in answer.chunks],
         chunk_tokens=[chunk.tokens for chunk in answer.chunks],
+        replayed=replayed,
     )
     return timed(request, answer) if answer.failure is None and answer.chunks else request
 

@@ -24,6 +24,22 @@ class Failure(Record):
     message: Annotated[str, Meta(description="the server's own words, or the client's reason")]
 
 
+class Call(Record):
+    """A tool call."""
+
+    name: str
+    arguments: Annotated[str, Meta(description="JSON with sorted keys, or the text as it came if it is no JSON")]
+
+
+class Replayed(Record):
+    """A turn of a recorded session."""
+
+    session: str
+    turn: Annotated[int, Meta(description="from 1")]
+    recorded: Annotated[list[Call], Meta(description="what was called then")]
+    called: Annotated[list[Call], Meta(description="what the server called now")]
+
+
 class Request(Record):
     """One request. Speeds are null for failed requests and for answers too short to have one."""
 
@@ -65,6 +81,7 @@ class Request(Record):
         list[float], Meta(description="arrival of each token-carrying event, since the request was written")
     ]
     chunk_tokens: Annotated[list[int], Meta(description="tokens in each; spread by length where only the sum is known")]
+    replayed: Annotated[Replayed | None, Meta(description="of a recorded session (--replay)")] = None
 
 
 class Percentiles(Record):
@@ -130,6 +147,19 @@ class Turn(Record):
     decode_s: float
     turns: int
     load_s: Annotated[float | None, Meta(description="the turn that brought the history to this length")]
+
+
+class Agreement(Record):
+    """How often the calls of replayed turns agree."""
+
+    between: Annotated[str, Meta(description="A and B; A and the recording; A and itself, a round later")]
+    turns: int
+    sessions: int
+    same_decision: Annotated[float, Meta(description="share of turns on which both call a tool, or neither does")]
+    same_tools: Annotated[float, Meta(description="share on which both call the same tools, or none")]
+    same_calls: Annotated[float, Meta(description="share on which the arguments are the same, too")]
+    low: Annotated[float | None, Meta(description="95 % interval of same_calls, sessions resampled")]
+    high: float | None
 
 
 class Headline(Record):
@@ -215,3 +245,4 @@ class Document(Record):
     environment: Environment
     warnings: list[str]
     requests: list[Request]
+    agreement: Annotated[list[Agreement], Meta(description="of replayed sessions")] = []

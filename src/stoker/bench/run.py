@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from stoker.bench import agent
+from stoker.bench import agent, replay
 from stoker.bench.answer import Answer, count, needs_tokenizer, read
 from stoker.bench.journal import Journal
 from stoker.bench.measure import counter_gain, spread_metric_steps, to_request
@@ -38,6 +38,7 @@ class Finished:
     exchange: Exchange
     variant: str
     depth: int | None
+    turn: replay.Turn | None = None  # of a recorded session
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Runner:
     power: Power | None = None
     on_answer: OnAnswer | None = None  # gets every answer, with its token ids
     own: dict[str, list[Prompt]] = field(default_factory=dict)  # prompts given by the user, by cell name
+    sessions: Sequence[replay.Session] = ()  # recorded ones, for cells that replay them
     overhead: Overhead = field(default_factory=Overhead)
     requests: list[Request] = field(default_factory=list)
     interrupted: bool = False
@@ -105,6 +107,8 @@ class Runner:
         try:
             if cell.histories:
                 await self._conversation(cell, target, number, finished)
+            elif cell.replay:
+                await self._replay(cell, target, number, finished)
             elif cell.depth is not None:
                 await self._depth(cell, target, finished)
             else:
@@ -189,6 +193,28 @@ class Runner:
                 return  # without this answer the following turns have no history
             conversation.answered(answer)
 
+    async def _replay(self, cell: Cell, target: Target, number: int, finished: list[Finished]) -> None:
+        """Recorded sessions, turn by turn; as many at a time as there are streams. The warm-up is two turns of one."""
+        self.watcher.fitting_prompts()
+        salt = f"{self._salts[target.name]}/{number}"
+        found = [replay.turns(session, salt) for session in (self.sessions if number else self.sessions[:1])]
+        waiting = [await replay.fitting(turns, target) for turns in found]
+        left = sum(map(len, found)) - sum(map(len, waiting))
+        if left and number == 1:
+            self.plan.skipped.append(
+                f"{left} recorded turns do not fit the context of {target.name}, {target.context:,}."
+            )
+        waiting = [turns if number else turns[:2] for turns in reversed(waiting)]
+        await target.open(cell.concurrency)
+
+        async def stream() -> None:
+            while waiting:
+                for turn in waiting.pop():
+                    await self._ask(target, self._capped(turn.prompt), turn.variant, None, finished, turn)
+
+        with self.overhead.measuring(self.power):
+            await asyncio.gather(*(stream() for _ in range(cell.concurrency)))
+
     async def _depth(self, cell: Cell, target: Target, finished: list[Finished]) -> None:
         """As llama-benchy with prefix caching: load `depth` tokens of context, then ask with `pp` tokens more."""
         self.watcher.fitting_prompts()
@@ -217,10 +243,16 @@ class Runner:
         return prompt
 
     async def _ask(
-        self, target: Target, prompt: Prompt, variant: str, depth: int | None, finished: list[Finished]
+        self,
+        target: Target,
+        prompt: Prompt,
+        variant: str,
+        depth: int | None,
+        finished: list[Finished],
+        turn: replay.Turn | None = None,
     ) -> Exchange:
         exchange = await target.ask(prompt.body)
-        finished.append(Finished(prompt, exchange, variant, depth))
+        finished.append(Finished(prompt, exchange, variant, depth, turn))
         self.watcher.request_done(exchange.status == 200 and not exchange.failure)
         return exchange
 
@@ -243,11 +275,12 @@ class Runner:
                 concurrency=cell.concurrency,
                 round=number,
                 rate=cell.rate,
-                depth=each.depth,
+                depth=replay.history(answer.usage_number("prompt_tokens")) if each.turn else each.depth,
                 began=self._begin,
                 wanted=each.prompt.tokens,
                 wants_json=each.prompt.wants_json,
                 watts=watts,
+                replayed=each.turn.replayed([call for _, call in sorted(answer.calls.items())]) if each.turn else None,
             )
             if answer.speculation is not None:
                 target.speculation = "per response"

@@ -29,6 +29,7 @@ class Cell:
     workloads: tuple[str, ...] = ()  # of a mix; stream i begins with number i
     pp: int = 0  # with a depth: tokens of the prompt after the context
     tg: int = 0  # and of the answer
+    replay: str = ""  # recorded sessions: their digest
 
     @property
     def title(self) -> str:

@@ -1,5 +1,6 @@
-"""A progress bar in output tokens, with the time that is left. Only drawn on a terminal."""
+"""How far a check is, in output tokens, and the time that is left: a bar on a terminal, elsewhere a line per tenth."""
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -27,6 +28,8 @@ class Bar(Watcher):
         )
         self._task = self._bar.add_task("asking", total=None)
         self._done = self._failed = 0
+        self._tokens = self._kept = self._asked = 0
+        self._began = time.monotonic()
 
     def __enter__(self) -> "Bar":
         self._bar.start()
@@ -39,17 +42,34 @@ class Bar(Watcher):
 
     def started(self, tokens: int, done: int) -> None:
         self._bar.update(self._task, total=tokens, completed=done)
+        self._tokens, self._kept, self._began = tokens, done, time.monotonic()
 
     def item_done(self, item: Item, asked: Asked) -> None:
         failed = [judged for judged in asked.replies.values() if judged.score is None]
         self._done, self._failed = self._done + 1, self._failed + bool(failed)
         told = f", {self._failed} failed" if self._failed else ""
         self._bar.update(self._task, advance=item.cost, description=f"{self._done} items{told}, {item.suite}")
+        self._tell(item.cost)
         if failed and self._failed <= 3:
             self._console.print(f"{item.id} failed: {failed[0].why}", style="red", markup=False)
+
+    def _tell(self, tokens: int) -> None:
+        """A line whenever another tenth is done, where no bar can be drawn."""
+        before = self._kept + self._asked
+        self._asked += tokens
+        done = before + tokens
+        if self._console.is_terminal or 10 * before // self._tokens == 10 * done // self._tokens:
+            return
+        left = (time.monotonic() - self._began) * (self._tokens - done) / self._asked
+        told = f", {self._failed} failed" if self._failed else ""
+        self._console.print(f"{done / self._tokens:.0%}: {self._done} items{told}; about {duration(left)} left")
 
     def phase(self, name: str, total: int) -> None:
         self._bar.reset(self._task, total=total, description=name)
 
     def step(self) -> None:
         self._bar.advance(self._task)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -5,7 +5,7 @@ Scores and differences are fractions; A is the server under check, B the other o
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from stoker.bench.record import Record, ServerFacts
 from stoker.check.checkers import Reply
@@ -38,7 +38,9 @@ class Row(Record):
     """A suite: scores of A, and A against B where there are two servers."""
 
     name: str
-    measure: Annotated[str, Meta(description="passed: share of items wholly right; parts: mean share of each item")]
+    measure: Annotated[
+        str, Meta(description="passed: share of items wholly right; parts: mean share of each item; pooled: all suites")
+    ]
     items: Annotated[int, Meta(description="that every server answered")]
     failed: Annotated[int, Meta(description="items left out because a request failed")]
     score: Annotated[float, Meta(description="of A")]
@@ -81,6 +83,19 @@ class Sanity(Record):
     note: str
 
 
+class Promise(Record):
+    """A score that a recipe promises, beside A's."""
+
+    suite: str
+    promised: float
+    of: Annotated[int, Meta(description="items that it was measured on")]
+    source: str
+    score: Annotated[float | None, Meta(description="of A; null if the suite was not asked")]
+    low: Annotated[float | None, Meta(description="interval of the difference, 95 % for all promises together")]
+    high: float | None
+    verdict: Annotated[str, Meta(description="kept: nothing speaks against it; not kept; not asked")]
+
+
 class Where(Record):
     stoker: str
     python: str
@@ -113,3 +128,7 @@ class Document(Record):
     notes: list[str]
     environment: Where
     answers: list[Asked]
+    recipe: Annotated[str, Meta(description="whose promises these are (--recipe)")] = ""
+    promises: Annotated[list[Promise], Meta(description="each score that the recipe expects")] = field(
+        default_factory=list
+    )

@@ -22,7 +22,9 @@ from stoker.check.record import Asked, Judged
 from stoker.errors import BenchError
 
 SHOWN = 4000  # characters of a question that are kept
-GIVE_UP = 8  # requests to a server that fail one after another, and none before them succeeded
+GIVE_UP = 8  # requests to a server that fail one after another, if none before succeeded or nobody listens any more
+GONE = ("connection", "timeout")  # kinds of failure
+STOPPED = "Stopped early:"
 THINKING_TOKENS = 4096  # that an answer may be longer with thinking on
 Found = TypeVar("Found")
 OFF: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -69,7 +71,7 @@ class Runner:
             if not self.answers:
                 raise
             self.interrupted = True
-            self.notes.append(f"Stopped early: {error}")
+            self.notes.append(f"{STOPPED} {error}")
         self._in_order()
 
     async def further(self, work: Coroutine[Any, Any, Found]) -> Found | None:
@@ -195,8 +197,12 @@ class Runner:
             if judged.score is not None:
                 self._sound.add(server)
             self._failing[server] = 0 if judged.score is not None else self._failing[server] + 1
-            if self._failing[server] >= GIVE_UP and server not in self._sound:
+            if self._failing[server] < GIVE_UP:
+                continue
+            if server not in self._sound:
                 raise BenchError(f"the first {GIVE_UP} requests to server {server} all failed: {judged.why}")
+            if judged.why.startswith(GONE):
+                raise BenchError(f"the last {GIVE_UP} requests to server {server} all failed: {judged.why}")
 
 
 def _uncancel() -> None:

@@ -17,14 +17,27 @@ POWER = 0.8  # chance of finding a difference that is there, where items needed 
 UNLIKE = 0.1  # share of items on which two servers disagree, until it has been seen
 
 
-def wilson(passed: int, count: int) -> tuple[float, float]:
+def wilson(passed: float, count: int, z: float = Z) -> tuple[float, float]:
     """Interval of a share. It is never empty, not even when all items passed."""
     if not count:
         return 0.0, 1.0
-    share, z2 = passed / count, Z * Z
+    share, z2 = passed / count, z * z
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    half = z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def unpaired_share(passed: float, count: int, before: float, of: int, level: float = LEVEL) -> tuple[float, float]:
+    """Interval of the difference of two shares on items that have nothing to do with each other: Newcombe's, from
+    Wilson's intervals."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    mine, theirs = passed / count, before / of
+    (low, high), (other_low, other_high) = wilson(passed, count, z), wilson(before, of, z)
+    difference = mine - theirs
+    return (
+        difference - math.hypot(mine - low, other_high - theirs),
+        difference + math.hypot(high - mine, theirs - other_low),
+    )
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -7,11 +7,14 @@ from msgspec.structs import replace
 
 from stoker.check import statistics
 from stoker.check.record import Asked, Closeness, Row
+from stoker.check.suites import SUITES
 
 ALPHA = 1 - statistics.LEVEL
 TOO_MANY_FAILED = 0.05  # of the items: beyond that a verdict of no difference is not given
 POINTS = (1, 2, 3, 5, 10)  # differences for which the items needed are told
-PARTS = ("invoices",)  # suites whose items are right in part, too
+PARTS = ("invoices",)  # suites whose items are right in part, too; suites of one's own show it themselves
+BUILT_IN = frozenset(suite.name for suite in SUITES)
+ALL = "all questions"
 MAX_KL = 0.1  # nats per token, of predictions on fixed texts; docs/check.md says why
 
 
@@ -25,8 +28,10 @@ def rows(answers: Sequence[Asked], two: bool) -> list[Row]:
             continue
         scores = [[asked.replies[server].score or 0.0 for asked in sound] for server in (("A", "B") if two else ("A",))]
         found.append(_passed(name, scores, len(here) - len(sound)))
-        if name in PARTS:
+        if name in PARTS or (name not in BUILT_IN and any(0 < score < 1 for side in scores for score in side)):
             found.append(_parts(name, scores, len(here) - len(sound)))
+    if two and sum(row.measure == "passed" for row in found) > 1:
+        found.append(_pooled(answers))
     adjusted = statistics.holm([row.p for row in found if row.p is not None])
     return [_judged(row, p) for row, p in zip(found, adjusted, strict=True)] if two else found
 
@@ -52,6 +57,13 @@ def _passed(name: str, scores: list[list[float]], failed: int) -> Row:
         p=statistics.mcnemar(gained, lost),
         items_needed=_needed(max((gained + lost) / count, 2 / (count + 4))),
     )
+
+
+def _pooled(answers: Sequence[Asked]) -> Row:
+    """All items together: a loss that is spread over the suites shows here before it does in any of them."""
+    sound = [asked for asked in answers if all(judged.score is not None for judged in asked.replies.values())]
+    scores = [[asked.replies[server].score or 0.0 for asked in sound] for server in ("A", "B")]
+    return replace(_passed(ALL, scores, len(answers) - len(sound)), measure="pooled")
 
 
 def _parts(name: str, scores: list[list[float]], failed: int) -> Row:
@@ -90,7 +102,7 @@ def _judged(row: Row, adjusted: float) -> Row:
     assert row.difference is not None
     assert row.difference_low is not None
     assert row.difference_high is not None
-    what = row.name if row.measure == "passed" else f"parts of {row.name}"
+    what = f"parts of {row.name}" if row.measure == "parts" else row.name
     if adjusted < ALPHA:
         verdict = "worse" if row.difference < 0 else "better"
         half = (row.difference_high - row.difference_low) / 2
@@ -134,7 +146,7 @@ def verdict(
         word = "better" if any(row.verdict == "better" for row in found) else "no difference found"
     primary = [row for row in found if row.measure == "passed"]
     if not parts and primary:
-        parts = [_all_alike(primary)]
+        parts = [_all_alike([row for row in found if row.measure != "parts"])]
     if near is not None:
         parts.append(_nearness(near, closeness, max_kl))
     return word, " ".join([f"{word.capitalize()}: {'; '.join(parts)}.", *told])

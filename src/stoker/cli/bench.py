@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stoker.bench.record import Document
+    from stoker.bench.replay import Session
 
 SUITE_HELP = (
     f"{', '.join(NAMES)}. quick: a few minutes; single: one stream, nine workloads; agent: tool calls over a growing "
@@ -63,6 +64,11 @@ def bench(
         Path | None,
         typer.Option(help="Your own prompts instead of a suite: JSON, name to a list of texts or of messages."),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Recorded agent sessions instead of a suite: JSONL, ours or MLPerf's (docs/benchmarks.md)."),
+    ] = None,
+    sessions: Annotated[int | None, typer.Option(min=1, help="Replay only the first so many sessions.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="The model's tokenizer.json, for servers without /tokenize.")
     ] = None,
@@ -103,6 +109,9 @@ def bench(
     )
     extra = _object(body, "--body") if body else {}
     own = read_prompts(prompts) if prompts else {}
+    if prompts and replay:
+        raise BenchError("--prompts and --replay are two ways to say what is asked; give one of them")
+    recorded = read_sessions(replay, sessions) if replay else []
     shared: dict[str, Any] = {
         "extra": extra,
         "tokenizer": tokenizer,
@@ -115,7 +124,7 @@ def bench(
     console = error_console()
     check_writable(json_file, html, csv, markdown)
     try:
-        found = asyncio.run(_measure(targets, suite, options, own, json_file, fresh, console))
+        found = asyncio.run(_measure(targets, suite, options, own, recorded, json_file, fresh, console))
     except KeyboardInterrupt:
         console.print("Interrupted. With --json, complete rounds are kept, and the same command goes on with them.")
         raise typer.Exit(130) from None
@@ -166,6 +175,7 @@ async def _measure(
     suite: str,
     options: Options,
     own: dict[str, list[Any]],
+    recorded: "Sequence[Session]",
     json_file: Path | None,
     fresh: bool,
     console: "Console",
@@ -178,6 +188,7 @@ async def _measure(
     from stoker.bench.overhead import find_power
     from stoker.bench.progress import Bars
     from stoker.bench.record import Request
+    from stoker.bench.replay import cells as replayed
     from stoker.bench.run import Runner
     from stoker.bench.suites import Cell, Plan, plan
 
@@ -186,11 +197,12 @@ async def _measure(
             await stack.enter_async_context(target)
         known = [target.context for target in targets if target.context is not None]
         smallest = min(known, default=None)
-        chosen = (
-            Plan([Cell(name, "own", rounds=options.runs, each=len(texts)) for name, texts in own.items()])
-            if own
-            else plan(suite, options, smallest)
-        )
+        if own:
+            chosen = Plan([Cell(name, "own", rounds=options.runs, each=len(texts)) for name, texts in own.items()])
+        elif recorded:
+            chosen = Plan(replayed(recorded, options))
+        else:
+            chosen = plan(suite, options, smallest)
         identity = {
             "servers": [[target.url, target.model] for target in targets],
             "suite": suite,
@@ -204,12 +216,13 @@ async def _measure(
         started = datetime.now(UTC)
         with Bars(console, chosen.cells, len(targets)) as watcher:
             runner = Runner(targets, chosen, options, journal, secrets.token_hex(8), watcher, power, own=own)
+            runner.sessions = recorded
             await runner.run()
         facts = environment(
             started, power.names if power else [], [t.facts() for t in targets], runner.overhead.client(runner.requests)
         )
         notes = chosen.skipped + ([f"{STOPPED} {runner.stop_reason}"] if runner.stop_reason else [])
-        name = "own prompts" if own else suite
+        name = "own prompts" if own else "agent replay" if recorded else suite
         found = document(name, runner.requests, facts, not runner.interrupted, notes)
         if not runner.interrupted:
             journal.finish()
@@ -233,6 +246,12 @@ def read_prompts(path: Path) -> dict[str, list[Any]]:
             for entry in entries
         ]
     return found
+
+
+def read_sessions(path: Path, most: int | None) -> "list[Session]":
+    from stoker.bench.replay import read
+
+    return read(path, most)
 
 
 def _partial(json_file: Path) -> Path:

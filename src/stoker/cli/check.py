@@ -46,6 +46,10 @@ def check(
         Path | None,
         typer.Option("--json", help="Write every answer and figure (docs/check-schema.json); - is stdout."),
     ] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe whose expected scores the server is held to.")] = "",
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with charts and examples: one file, no network needed.")
+    ] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think before it answers.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Items asked at a time.")] = 1,
     tokenizer: Annotated[
@@ -69,9 +73,12 @@ def check(
 ) -> None:
     """Find out whether answers got worse: the same items on one server or two, with error bars and a verdict.
 
-    Ctrl-C keeps what was asked; the same command goes on. Exit code 1: worse, or nothing could be measured.
+    Ctrl-C keeps what was asked; the same command goes on. Exit code 1: worse, a recipe's promise not kept, stopped
+    early, or nothing measured.
     """
     from stoker.bench.target import Target
+    from stoker.check.promises import held, scores_of
+    from stoker.check.run import STOPPED
 
     shared: dict[str, Any] = {
         "extra": {"seed": 1, **(_object(body) if body else {})},
@@ -85,8 +92,9 @@ def check(
     if suite == "closeness" and not against:
         raise BenchError("--suite closeness compares two servers; say the other one with --against URL2")
     console = error_console()
-    check_writable(json_file)
+    check_writable(json_file, html)
     path = _journal_path(json_file, sys.argv)
+    promised = scores_of(recipe) if recipe else None
     try:
         found = asyncio.run(
             _check(targets, suite, items, seed, thinking, concurrency, path, fresh, console, texts, max_kl)
@@ -94,17 +102,22 @@ def check(
     except KeyboardInterrupt:
         console.print("Interrupted. The same command goes on with what is missing.")
         raise typer.Exit(130) from None
-    write(found, json_file, console)
+    found = held(found, promised) if promised else found
+    write(found, json_file, html, console)
     if not found.complete:
-        console.print("Interrupted. The same command goes on with what is missing.")
-        raise typer.Exit(130)
-    if found.verdict in ("worse", "nothing measured"):
+        stopped = any(note.startswith(STOPPED) for note in found.notes)
+        console.print(
+            f"{'Stopped early' if stopped else 'Interrupted'}. The same command goes on with what is missing."
+        )
+        raise typer.Exit(1 if stopped else 130)
+    if found.verdict in ("worse", "nothing measured") or any(each.verdict == "not kept" for each in found.promises):
         raise typer.Exit(1)
 
 
-def write(found: "Document", json_file: Path | None, out: "Console") -> None:
+def write(found: "Document", json_file: Path | None, html: Path | None, out: "Console") -> None:
     """The table to the terminal, the rest to files; with --json - the document is the last thing on stdout."""
     from stoker.check import document
+    from stoker.report.check import html_check
     from stoker.report.check_text import print_check
 
     to_stdout = str(json_file) == "-"
@@ -112,11 +125,13 @@ def write(found: "Document", json_file: Path | None, out: "Console") -> None:
     if not screen.is_terminal:
         screen.width = 120  # a file or a pipe has no edge
     print_check(found, out if to_stdout else screen)
+    files = {html: html_check, **({} if to_stdout else {json_file: document.to_json})}
+    for path, render in files.items():
+        if path is not None:
+            write_result(path, render(found))
+            out.print(f"wrote {path}", markup=False)
     if to_stdout:
         sys.stdout.write(document.to_json(found))
-    elif json_file is not None:
-        write_result(json_file, document.to_json(found))
-        out.print(f"wrote {json_file}", markup=False)
 
 
 async def _check(
@@ -194,19 +209,24 @@ async def _check(
 
 
 def _items(suite: str, seed: str, count: int | None, context: int | None) -> "tuple[list[Item], list[str]]":
-    from stoker.check import code_sandbox
+    from stoker.check import code_sandbox, own
     from stoker.check.suites import SETS, draw
 
-    if suite not in SETS:
-        raise BenchError(f"no suite called {suite!r}; there are {', '.join(SETS)}")
-    items = draw(suite, seed, count, context)
+    if suite in SETS:
+        items = draw(suite, seed, count, context)
+    elif own.is_file(suite):
+        items = own.items(Path(suite), count)
+    else:
+        raise BenchError(
+            f"no suite called {suite!r}; there are {', '.join(SETS)}, or name a file or folder of your own"
+        )
     notes = []
     if why := code_sandbox.unavailable():
         kept = [item for item in items if item.checker != "python"]
         if len(kept) < len(items):
             notes.append(f"{len(items) - len(kept)} code items were left out: {why}.")
         items = kept
-    left = len(draw(suite, seed, count)) - len(draw(suite, seed, count, context))
+    left = len(draw(suite, seed, count)) - len(draw(suite, seed, count, context)) if suite in SETS else 0
     if left > 0:
         notes.append(f"{left} long prompts were left out: the context is {context:,} tokens.")
     return items, notes

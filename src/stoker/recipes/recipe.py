@@ -113,6 +113,15 @@ class Speed(Part, frozen=True):
     evidence: Annotated[str, Meta(description="id of the planner's row, as m010")] = ""
 
 
+class Score(Part, frozen=True):
+    """A score of `stoker check` that the recipe promises, with who measured it."""
+
+    suite: Annotated[str, Meta(min_length=1, description="as `stoker check` names it, or a file of one's own")]
+    share: Annotated[float, Meta(ge=0, le=1, description="of the items wholly right")]
+    items: Annotated[Positive, Meta(description="that it was measured on")]
+    source: Annotated[str, Meta(min_length=1, description="who measured it, where and when")]
+
+
 class Amount(Part, frozen=True):
     """Memory or start time that the recipe promises."""
 
@@ -122,6 +131,7 @@ class Amount(Part, frozen=True):
 
 class Expected(Part, frozen=True):
     speed: list[Speed] = []
+    score: list[Score] = []
     memory_gib: Annotated[Amount | None, Meta(description="weights, caches and runtime")] = None
     start_s: Annotated[Amount | None, Meta(description="from the start of the engine until it answers")] = None
 

@@ -49,7 +49,7 @@ def print_check(found: Document, console: "Console") -> None:
 
 
 def cells(row: Row, two: bool) -> tuple[str, ...]:
-    name = row.name if row.measure == "passed" else f"{row.name}, parts"
+    name = f"{row.name}, parts" if row.measure == "parts" else row.name
     items = f"{row.items}" if not row.failed else f"{row.items} of {row.items + row.failed}"
     alone = (name, items, f"{row.score:.1%}", f"{row.low:.1%} … {row.high:.1%}")
     if not two or row.difference is None:

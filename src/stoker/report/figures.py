@@ -82,6 +82,16 @@ def turns(found: Document) -> list[str]:
     ]
 
 
+def agreement(found: Document) -> list[str]:
+    """Whether the calls of replayed sessions agree."""
+    return [
+        f"Calls of {row.between}: the same on {row.same_calls:.1%} of {row.turns:,} turns"
+        + (f" ({row.low:.1%} to {row.high:.1%})" if row.low is not None and row.high is not None else "")
+        + f", the same tools on {row.same_tools:.1%}, a call or none alike on {row.same_decision:.1%}"
+        for row in found.agreement
+    ]
+
+
 def client(found: Document) -> str:
     """What measuring cost."""
     cost = found.environment.client

@@ -31,7 +31,7 @@ def print_document(found: Document, console: "Console") -> None:
         cells = figures.cells(row, figures.two_servers(found))
         table.add_row(*(cells[place] for place in kept), style="red" if row.failed and not row.completed else None)
     console.print(table)
-    for line in (*figures.turns(found), *figures.throughput(found), *figures.prefix(found)):
+    for line in (*figures.turns(found), *figures.agreement(found), *figures.throughput(found), *figures.prefix(found)):
         console.print(line, markup=False, soft_wrap=True)
     if found.differences:
         print_differences(found.differences, console)
@@ -69,7 +69,7 @@ def markdown(found: Document) -> str:
     lines += [f"| {' | '.join(figures.HEADS)} |", f"|---|{'---:|' * (len(figures.HEADS) - 1)}"]
     lines += [f"| {' | '.join(figures.cells(row, two))} |" for row in found.workloads]
     lines.append("")
-    extra = [*figures.turns(found), *figures.throughput(found), *figures.prefix(found)]
+    extra = [*figures.turns(found), *figures.agreement(found), *figures.throughput(found), *figures.prefix(found)]
     extra += [figures.quality(found), figures.noise(found), figures.client(found)]
     extra += [f"Warning: {warning}" for warning in found.warnings]
     extra += [f"Failed: {line}" for line in figures.failures(found)]
