@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker.plan.answer import Question, answer
-from stoker.report.plan import page, segments
+from stoker.report.plan import page
+from stoker.report.plan_parts import segments
 from tests.report.browser import NEEDS_CHROMIUM, VIEWS, charts_drawn
 
 DFLASH = Question("122b", "spark", context=100_000, recipe="hybrid-dflash12")
