@@ -12,6 +12,7 @@ def settings(url: str, model: str, context: int | None, key: bool) -> dict[str, 
         "Claude Code": "\n".join(_claude_code(url, model, token)),
         "Codex": "\n".join(_codex(url, model, context, key)),
         "Qwen Code": "\n".join(_qwen_code(url, model, token)),
+        "opencode": "\n".join(_opencode(url, model, token)),
         "Open WebUI": "\n".join(_open_webui(url, token)),
     }
 
@@ -41,6 +42,21 @@ def _codex(url: str, model: str, context: int | None, key: bool) -> Iterator[str
 def _qwen_code(url: str, model: str, token: str) -> Iterator[str]:
     yield f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={token} OPENAI_MODEL={model}"
     yield "qwen"
+
+
+def _opencode(url: str, model: str, token: str) -> Iterator[str]:
+    yield "# ~/.config/opencode/opencode.json"
+    yield "{"
+    yield f'  "model": "stoker/{model}",'
+    yield '  "provider": {'
+    yield '    "stoker": {'
+    yield '      "npm": "@ai-sdk/openai-compatible",'
+    yield '      "name": "Stoker",'
+    yield f'      "options": {{"baseURL": "{url}/v1", "apiKey": "{token}"}},'
+    yield f'      "models": {{"{model}": {{"name": "{model}"}}}}'
+    yield "    }"
+    yield "  }"
+    yield "}"
 
 
 def _open_webui(url: str, token: str) -> Iterator[str]:
