@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -139,3 +141,32 @@ def test_quick_draws_from_larger_pools_what_27000_tokens_allow_and_counts_them(t
     assert found["output_tokens"]["A"] == sum(each["replies"]["A"]["reply"]["tokens"] for each in found["answers"])
     assert found["output_tokens"]["A"] < QUICK_TOKENS
     assert time.monotonic() - began < 100
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"STOKER_API_KEY": "ours", "OPENAI_API_KEY": "other"}, "Bearer ours"),
+        ({"OPENAI_API_KEY": "other"}, "Bearer other"),
+    ],
+)
+def test_the_key_is_taken_from_the_name_that_the_server_takes_it_from(given: dict[str, str], sent: str, tmp_path: Path):
+    seen: list[str | None] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("authorization"))
+            self.send_error(401)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        line = command(f"http://127.0.0.1:{server.server_port}", "--suite", "agent", "--items", "1")
+        ran = subprocess.run(line, env={**environment(str(tmp_path)), **given}, capture_output=True, timeout=60)
+        server.shutdown()
+    assert ran.returncode != 0
+    assert set(seen) == {sent}

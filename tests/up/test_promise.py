@@ -1,5 +1,6 @@
 """A promise is kept, not kept or not judged, and every line says beside what."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -112,12 +113,14 @@ def test_short_workloads_that_are_promised_are_measured():
 @pytest.mark.parametrize("key", [True, False])
 def test_settings_can_be_pasted(key: bool, tmp_path: Path):
     found = settings("http://127.0.0.1:8000", "mine", 4096, key)
-    assert list(found) == ["Claude Code", "Codex", "Qwen Code", "Open WebUI"]
+    assert list(found) == ["Claude Code", "Codex", "Qwen Code", "opencode", "Open WebUI"]
     codex: dict[str, Any] = tomllib.loads(found["Codex"])
     provider = codex["model_providers"][codex["model_provider"]]
     assert (codex["model"], codex["model_context_window"]) == ("mine", 4096)
     assert provider["base_url"] == "http://127.0.0.1:8000/v1"
     assert ("env_key" in provider) == key
-    for program in ("Claude Code", "Qwen Code", "Open WebUI"):
+    opencode = json.loads(found["opencode"].partition("\n")[2])["provider"]["stoker"]
+    assert opencode["options"] == {"baseURL": "http://127.0.0.1:8000/v1", "apiKey": KEY if key else "none"}
+    for program in ("Claude Code", "Qwen Code", "opencode", "Open WebUI"):
         assert "http://127.0.0.1:8000" in found[program]
         assert (KEY in found[program]) == key

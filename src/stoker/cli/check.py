@@ -65,7 +65,9 @@ def check(
     ] = None,
     body: Annotated[str, typer.Option(help='JSON added to every request, e.g. {"top_k": 1}.')] = "",
     timeout: Annotated[float, typer.Option(help="Give a request up when nothing arrives for so many seconds.")] = 300.0,
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar=["STOKER_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
+    ] = "",
     against_api_key: Annotated[str, typer.Option(help="For the other server.")] = "",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew instead of going on with an unfinished check.")
