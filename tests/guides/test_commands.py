@@ -207,11 +207,17 @@ def test_every_command_is_of_exactly_one_class() -> None:
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if commands(path)], ids=lambda path: path.name)
 def test_commands_run_in_the_order_in_which_they_stand(here: Place, document: Path, tmp_path: Path) -> None:
     lines = ["set -eE", "trap 'echo \"failed: $doing\" >&2' ERR"]
+    ended = False
     for command in commands(document):
         text = CLASSES[class_of(command)].as_run(ADDRESSES.sub(here.url, command.text), here.quick)
         lines += [f"doing={shlex.quote(command.text)}", 'echo "\n$ $doing"', text]
-        if command.text == "stoker down":  # what a reader starts then is a dry run here
+        if command.text == "stoker down":
+            ended = True
+        elif ended and command.text.startswith("stoker up "):  # a dry run here
             lines.append(here.again)
+            ended = False
+    if ended:
+        lines.append(here.again)
     if not any(command.text.startswith("git clone") for command in commands(document)):
         for name in ("src", "docs"):  # such pages are read in a clone
             (tmp_path / name).symlink_to(ROOT / name)
