@@ -34,7 +34,7 @@ from stoker.backends.family import PAGE_SIZE, Family
 from stoker.backends.network.batch import Batch, Run
 from stoker.backends.network.cache import Cache
 from stoker.backends.network.load import Loaded, load_model
-from stoker.check.closeness import gap
+from stoker.check.closeness import Gap, gap
 from stoker.check.passages import passages
 from stoker.check.predictions import TOP
 from stoker.check.verdict import MAX_KL
@@ -88,8 +88,7 @@ def truth(made: dict[str, Path], per_kind: int, seed: str, jobs: int) -> dict[st
             kl[kind] = float((p.exp() * (p - q)).sum(-1).mean())
             same += int((p.argmax(-1) == q.argmax(-1)).sum())
             count += len(p)
-            for ours, theirs in zip(listed(p), listed(q), strict=True):
-                each = gap(ours, theirs, min(theirs.values()))
+            for each in gaps(p, q):
                 bound, rest = bound + each.kl, rest + each.rest
         total = sum(kl[kind] * len(wanted[kind]) for kind in kl) / count
         told = f"{total:.5f}, from lists {bound / count:.5f}, same top token {same / count:.1%}"
@@ -106,6 +105,12 @@ def truth(made: dict[str, Path], per_kind: int, seed: str, jobs: int) -> dict[st
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(copies, pool.map(one, copies), strict=True))
+
+
+def gaps(reference: torch.Tensor, other: torch.Tensor) -> list[Gap]:
+    """What closeness makes of two tables of log-probabilities, row by row, from the tokens that servers list."""
+    both = zip(listed(reference), listed(other), strict=True)
+    return [gap(ours, theirs, min(theirs.values())) for ours, theirs in both]
 
 
 def listed(table: torch.Tensor) -> list[dict[int, float]]:
@@ -241,6 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where copies are made, and kept for the next run")
     parser.add_argument("--texts", type=int, default=20, help="of each kind")
+    parser.add_argument("--serve", action="append", help="only this copy, by its name; may be given several times")
     parser.add_argument("--items", type=int, default=6, help="of each suite, where the reference meets itself")
     parser.add_argument("--self-suite", default="full", help="what the reference is asked where it meets itself")
     parser.add_argument("--jobs", type=int, default=1, help="copies worked on at a time")
@@ -249,6 +255,8 @@ def main() -> None:
     options = parser.parse_args()
     wanted = options.only.split(",")
     made = make(options.out)
+    if unknown := set(options.serve or ()) - set(made):
+        parser.error(f"no copy is called {', '.join(sorted(unknown))}; there are {', '.join(made)}")
     kept = options.json and options.json.exists() and wanted != list(SUBSTANCE)
     result: dict[str, Any] = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
     result |= {
@@ -266,7 +274,9 @@ def main() -> None:
                 result["truth"] = {**result.get("truth", {}), texts: found}
                 _write(result, options.json)
         if "copies" in wanted:
-            result["copies"] = compare_copies(made, options.texts, options.out, options.jobs)
+            served = {name: made[name] for name in ("reference", *(options.serve or made))}
+            found = compare_copies(served, options.texts, options.out, options.jobs)
+            result["copies"] = {**result.get("copies", {}), **found}
         if len(result.get("truth", {})) == 2 and "copies" in result:
             result["judged"] = judged(result["truth"], result["copies"])
             print(json.dumps(result["judged"], indent=1))
