@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 
 from benchmarks.server.format_copies import make
 from stoker.backends.family import PAGE_SIZE, Family
@@ -37,6 +38,7 @@ from stoker.backends.network.load import Loaded, load_model
 from stoker.check.closeness import Gap, gap
 from stoker.check.passages import passages
 from stoker.check.predictions import TOP
+from stoker.check.suites import draw
 from stoker.check.verdict import MAX_KL
 from stoker.engine.tokenizer import Tokenizer
 
@@ -45,6 +47,7 @@ SEED, OTHER_SEED = "1", "2"  # of the texts that are compared, and of others
 PATIENCE_S = 900.0
 COMPARISONS = 20  # of a server with itself
 LOADING = threading.Lock()  # a model is made under a default dtype, which all threads share
+SHORT, SHORT_TOKENS = "short", 160
 SUBSTANCE = ("truth", "copies", "self")
 
 
@@ -183,17 +186,34 @@ def compare_copies(made: dict[str, Path], per_kind: int, out: Path, jobs: int) -
         return dict(zip(copies, pool.map(one, copies), strict=True))
 
 
-def compare_with_itself(made: dict[str, Path], suite: str, items: int, out: Path) -> list[dict[str, Any]]:
+def _asked(suite: str, seed: str, items: int, out: Path) -> tuple[str, ...]:
+    """The items of one comparison. Those of `short` have short answers and no long prompts, for a machine without a
+    GPU; they are written down as suites of one's own, which are asked without closeness and probes."""
+    if suite != SHORT:
+        return ("--suite", suite, "--items", str(items), "--texts", "2", "--seed", seed)
+    folder = out / SHORT
+    folder.mkdir(exist_ok=True)
+    lines: dict[str, list[bytes]] = {}
+    for item in draw("full", seed):
+        if item.max_tokens <= SHORT_TOKENS and item.filler is None:
+            line = {key: value for key, value in to_builtins(item).items() if key not in ("filler", "answer_tokens")}
+            lines.setdefault(item.suite, []).append(json.dumps(line).encode())
+    for name, found in lines.items():
+        (folder / f"{name}.jsonl").write_bytes(b"\n".join(found[:items]))
+    return ("--suite", f"{folder}/")
+
+
+def compare_with_itself(model: Path, suite: str, items: int, temperature: float, out: Path) -> list[dict[str, Any]]:
     """At a temperature and without a seed, each comparison on other items."""
-    found = []
-    with serving(made["reference"], "--draft", "none") as server:
+    found: list[dict[str, Any]] = []
+    with serving(model, "--draft", "none") as server:
         for number in range(COMPARISONS):
             result = check(
                 server,
                 server,
                 out / "self.json",
-                *("--suite", suite, "--items", str(items), "--texts", "2", "--seed", f"self-{number}"),
-                *("--concurrency", "8", "--body", '{"temperature": 0.8, "seed": null}'),
+                *_asked(suite, f"self-{number}", items, out),
+                *("--concurrency", "8", "--body", json.dumps({"temperature": temperature, "seed": None})),
             )
             differing = sum(
                 asked["replies"]["A"]["reply"]["text"] != asked["replies"]["B"]["reply"]["text"]
@@ -204,7 +224,12 @@ def compare_with_itself(made: dict[str, Path], suite: str, items: int, out: Path
                     "verdict": result["verdict"],
                     "items": len(result["answers"]),
                     "answers_that_differ": differing,
+                    "only_one_right": sum(
+                        (asked["replies"]["A"]["score"] == 1) != (asked["replies"]["B"]["score"] == 1)
+                        for asked in result["answers"]
+                    ),
                     "failed": result["failed"],
+                    "rows": [row["name"] for row in result["suites"]],
                     "lowest_p": min(row["p"] for row in result["suites"]),
                     "kl": result["closeness"][-1]["kl"] if result["closeness"] else None,
                 }
@@ -248,7 +273,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=20, help="of each kind")
     parser.add_argument("--serve", action="append", help="only this copy, by its name; may be given several times")
     parser.add_argument("--items", type=int, default=6, help="of each suite, where the reference meets itself")
-    parser.add_argument("--self-suite", default="full", help="what the reference is asked where it meets itself")
+    parser.add_argument("--self-suite", default="full", help=f"what is asked where it meets itself, or {SHORT}")
+    parser.add_argument("--self-model", type=Path, help="what meets itself, instead of the reference")
+    parser.add_argument("--temperature", type=float, default=0.8, help="where it meets itself")
     parser.add_argument("--jobs", type=int, default=1, help="copies worked on at a time")
     parser.add_argument("--only", default=",".join(SUBSTANCE))
     parser.add_argument("--json", type=Path)
@@ -281,7 +308,13 @@ def main() -> None:
             result["judged"] = judged(result["truth"], result["copies"])
             print(json.dumps(result["judged"], indent=1))
         if "self" in wanted:
-            result["self"] = compare_with_itself(made, options.self_suite, options.items, options.out)
+            result["self"] = compare_with_itself(
+                options.self_model or made["reference"],
+                options.self_suite,
+                options.items,
+                options.temperature,
+                options.out,
+            )
             result["false_alarms"] = sum(each["verdict"] in ("worse", "better") for each in result["self"])
             print(f"false alarms: {result['false_alarms']} of {len(result['self'])}")
 
