@@ -67,7 +67,7 @@ def evidence(
     yours = f", and {own} of your own" if own else ""
     title = f"{len(rows) - own} published measurements of {name}{yours}"
     if console.width < WIDE:
-        typer.echo("\n".join(_narrow(ordered, title, console.width)))
+        print("\n".join(_narrow(ordered, title, console.width)))
     else:
         console.print(evidence_table(ordered, title))
     print_links(ordered, console)
@@ -113,7 +113,7 @@ def _overview(box: str | None, as_json: bool) -> None:
     ]
     lines += columns(("rows", "model", "tok/s", "boxes"), found, width, right=(0, 2))
     lines += textwrap.wrap("tok/s: the slowest and the fastest of one user, whatever the recipe.", width)
-    typer.echo("\n".join(lines))
+    print("\n".join(lines))
 
 
 def _fastest(rows: "Sequence[Row]") -> str:

@@ -43,7 +43,7 @@ def pick(
     lines = (
         _one(*found[0], width) if len(found) == 1 else _several([(at, rows) for at, _, rows in found], wanted, width)
     )
-    typer.echo("\n".join(lines))
+    print("\n".join(lines))
 
 
 def _one(box: "Box", need: "Need", choices: "tuple[Choice, ...]", width: int) -> list[str]:

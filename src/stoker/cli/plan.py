@@ -87,9 +87,9 @@ def plan(
         return
     width = get_terminal_size((100, 40)).columns
     lines = screen(found, width) + (everything(found, width) if explain else [])
-    typer.echo("\n".join(lines))
+    print("\n".join(lines))
     if html:
-        typer.echo(f"\nWrote {html}.")
+        print(f"\nWrote {html}.")
 
 
 def share(utilization: float | None) -> float | None:
@@ -110,4 +110,4 @@ def _boxes(question: "Question", as_json: bool) -> None:
         document = {"model": lines[0].answer.model.name, "rows": [line.to_json() for line in lines]}
         typer.echo(json.dumps(document, indent=2))
         return
-    typer.echo("\n".join(table(lines, get_terminal_size((100, 40)).columns)))
+    print("\n".join(table(lines, get_terminal_size((100, 40)).columns)))

@@ -125,18 +125,23 @@ def test_on_a_gpu_the_plan_has_everything_that_is_allocated_there(draft: str) ->
     asked = config(users=8, reserve=0, device="cuda", draft=draft, prefix_cache=32 << 20)
     plan = plan_engine(asked, PLENTY)
     names = " ".join(item.name for item in plan.items)
-    for words in ("buffers of steps", "buffers of prompts, 512 tokens", "graphs, sampling (assumed)"):
+    for words in ("buffers of steps", "buffers of prompts, 8,192 tokens", "graphs, sampling (assumed)"):
         assert words in names
     assert ("buffers of drafting" in names) == (draft != "none")
     found = measure(EMBEDDED, plan.engine, DraftChoice.parse(draft))
     assert plan.total == found.counted + found.graphs + RUNTIME
-    less = plan.total - plan.kv_bytes // 2
-    short = plan_engine(asked, Reading(less, 2 * GIB))
-    assert 128 <= short.engine.pages < plan.engine.pages
-    found = measure(EMBEDDED, short.engine, DraftChoice.parse(draft))
-    assert found.counted + found.graphs + RUNTIME <= short.total <= less
+    short, budgets = plan, [plan.engine.prefill_budget]
+    while short.engine.pages == plan.engine.pages:  # buffers of prompts are given up before pages are
+        less = short.total - short.kv_bytes // 2
+        short = plan_engine(asked, Reading(less, 2 * GIB))
+        found = measure(EMBEDDED, short.engine, DraftChoice.parse(draft))
+        assert found.counted + found.graphs + RUNTIME <= short.total <= less
+        budgets.append(short.engine.prefill_budget)
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[-1] < budgets[0]
+    assert short.engine.pages >= 128
     with pytest.raises(RequestError, match=r"buffers of steps .* MiB, buffers of prompts"):
-        plan_engine(asked, Reading(plan.total - plan.kv_bytes, 2 * GIB))
+        plan_engine(asked, Reading(short.total - short.kv_bytes, 2 * GIB))
 
 
 def long_model(tmp_path: Path) -> ServerConfig:

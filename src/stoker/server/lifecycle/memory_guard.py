@@ -59,7 +59,10 @@ def _host() -> Reading:
     import psutil
 
     psutil.PROCFS_PATH = os.environ.get(PROC) or "/proc"
-    memory = psutil.virtual_memory()
+    try:
+        memory = psutil.virtual_memory()
+    finally:
+        psutil.PROCFS_PATH = "/proc"
     return Reading(memory.available, memory.total)
 
 
