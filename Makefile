@@ -40,7 +40,7 @@ demo: $(INSTALLED)  ## run and measure the embedded model on this machine
 	$(BIN)/python -m stoker.demo
 
 # mypy takes a core for a minute or two: it runs beside the tests, and what it finds comes last.
-test: $(READY) style  ## what CI runs; ten minutes or so on two cores
+test: $(READY) style  ## what CI runs; a quarter of an hour or so on two cores
 	@mkdir -p build; $(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal; tests=$$?; \
 	  wait $$types; typed=$$?; cat build/mypy.txt; exit $$((tests | typed))

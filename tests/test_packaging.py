@@ -204,7 +204,9 @@ def test_advice_to_install_works_from_a_clone() -> None:
     files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
     for folder in ("src", "benchmarks", "training"):
         files += [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".html", ".js"}]
-    advice = re.compile(r"(?:pip|uv|pipx|uvx)\b[^\n]*\b(?:install|run|tool)\b[^\n]*[ \t'\"]stoker(?:\[|['\"\s]|$)", re.M)
+    advice = re.compile(
+        r"(?:pip|uv|pipx|uvx)\b[^\n]*\b(?:install|run|tool)\b[^\n]*[ \t'\"]stoker(?:\[|['\"\s]|$)", re.M
+    )
     found = [f"{path}: {match[0]}" for path in files for match in advice.finditer(path.read_text("utf-8"))]
     assert not found
 

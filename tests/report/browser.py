@@ -47,7 +47,7 @@ def charts_drawn(html: str, scheme: str, width: int, folder: Path) -> int:
     assert said == []
     assert all(marks > 0 for marks, _ in drawn)
     assert [words for _, cut in drawn for words in cut] == [], "cut off at the edge of a chart"
-    assert hidden == [], "wider than the place it has"
+    assert hidden == [], f"wider than the place it has: {hidden}"
     assert sideways <= 0
     assert ground == GROUNDS[scheme]
     return len(drawn)

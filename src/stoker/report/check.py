@@ -26,6 +26,7 @@ def html_check(found: Document) -> str:
         differences=charts.both(partial(differences, compared)) if compared else None,
         scores=charts.both(partial(_scores, found, passed)) if passed else None,
         heads=check_text.HEADS if two else check_text.ALONE,
+        close=[(check_text.close_cells(near), near.verdict) for near in found.closeness],
         rows=[(check_text.cells(row, two), row.verdict) for row in found.suites],
         groups=changes.groups(found.answers, two),
         environment=_environment(found),
