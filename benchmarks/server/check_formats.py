@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ SEED, OTHER_SEED = "1", "2"  # of the texts that are compared, and of others
 PATIENCE_S = 900.0
 COMPARISONS = 20  # of a server with itself
 LOADING = threading.Lock()  # a model is made under a default dtype, which all threads share
-SHORT, SHORT_TOKENS = "short", 160
+SHORT, SHORT_TOKENS, SHORT_SUITES = "short", 160, ("tools", "languages")
+COINS = 8  # for each item of another suite
 SUBSTANCE = ("truth", "copies", "self")
 
 
@@ -187,19 +189,33 @@ def compare_copies(made: dict[str, Path], per_kind: int, out: Path, jobs: int) -
 
 
 def _asked(suite: str, seed: str, items: int, out: Path) -> tuple[str, ...]:
-    """The items of one comparison. Those of `short` have short answers and no long prompts, for a machine without a
-    GPU; they are written down as suites of one's own, which are asked without closeness and probes."""
+    """The items of one comparison. Those of `short` are written down as suites of one's own, for a machine without a
+    GPU: items that end early, and coins, since the embedded model gets few of the former right and a test of pairs
+    cannot err where no pair differs. A coin is right if the answer ends on an odd digit or a letter up to m.
+    """
     if suite != SHORT:
         return ("--suite", suite, "--items", str(items), "--texts", "2", "--seed", seed)
-    folder = out / SHORT
+    folder, drawn = out / SHORT, Random(seed)
     folder.mkdir(exist_ok=True)
-    lines: dict[str, list[bytes]] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
     for item in draw("full", seed):
-        if item.max_tokens <= SHORT_TOKENS and item.filler is None:
-            line = {key: value for key, value in to_builtins(item).items() if key not in ("filler", "answer_tokens")}
-            lines.setdefault(item.suite, []).append(json.dumps(line).encode())
+        if item.suite in SHORT_SUITES and item.max_tokens <= SHORT_TOKENS:
+            lines.setdefault(item.suite, []).append(to_builtins(item))
+    for name in ("coins", "more coins"):
+        lines[name] = [
+            {
+                "id": str(number),
+                "prompt": f"Tell me about number {drawn.randrange(10_000)}.",
+                "checker": "regex",
+                "expect": r"(?s).*[13579a-m]\W*",
+                "max_tokens": 12,
+            }
+            for number in range(COINS * items)
+        ]
     for name, found in lines.items():
-        (folder / f"{name}.jsonl").write_bytes(b"\n".join(found[:items]))
+        wanted = [json.dumps({k: v for k, v in each.items() if k != "answer_tokens"}) for each in found]
+        kept = wanted if "coins" in name else wanted[:items]
+        (folder / f"{name}.jsonl").write_text("\n".join(kept), encoding="utf-8")
     return ("--suite", f"{folder}/")
 
 

@@ -1,6 +1,6 @@
 """Are the items of two seeds of `stoker check` as hard? Scores of one server on both:
 
-    python -m benchmarks.server.check_seeds URL [--items 24] [--seeds 1,2] [--json FILE]
+    python -m benchmarks.server.check_seeds URL [--suite full] [--items 24] [--seeds 1,2] [--json FILE]
 
 The items differ, so the scores are compared unpaired: a permutation of all items among the two seeds, over shares of
 fields, calls and rules that are right, which tell more than whole items do where a model gets few of them right.
@@ -32,10 +32,10 @@ def unpaired(first: list[float], second: list[float]) -> float:
     return (as_far + 1) / (DRAWS + 1)
 
 
-def scores(url: str, seed: str, items: int, concurrency: int) -> dict[str, list[float]]:
+def scores(url: str, suite: str, seed: str, items: int, concurrency: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "check.json"
-        command = [*STOKER, "check", url, "--suite", "full", "--seed", seed, "--items", str(items)]
+        command = [*STOKER, "check", url, "--suite", suite, "--seed", seed, "--items", str(items)]
         found = run_check([*command, "--concurrency", str(concurrency), "--json", str(file)], file)
     by_suite: dict[str, list[float]] = {}
     for asked in found["answers"]:
@@ -66,13 +66,14 @@ def compared(first: dict[str, list[float]], second: dict[str, list[float]]) -> l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
+    parser.add_argument("--suite", default="full")
     parser.add_argument("--items", type=int, default=24, help="of each suite")
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seeds = options.seeds.split(",")
-    found = [scores(options.url, seed, options.items, options.concurrency) for seed in seeds]
+    found = [scores(options.url, options.suite, seed, options.items, options.concurrency) for seed in seeds]
     rows = compared(*found)
     for row in rows:
         parts, passed = row["parts"], row["passed"]
@@ -82,7 +83,14 @@ def main() -> None:
         )
     if options.json:
         date = datetime.now(UTC).date().isoformat()
-        result = {"benchmark": "check_seeds", "date": date, "seeds": seeds, "items": options.items, "rows": rows}
+        result = {
+            "benchmark": "check_seeds",
+            "date": date,
+            "suite": options.suite,
+            "seeds": seeds,
+            "items": options.items,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
