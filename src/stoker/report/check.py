@@ -49,7 +49,7 @@ def sentence(found: Document) -> str:
         right = sum(round(row.score * row.items) for row in rows)
         text = f"{found.environment.servers[0].model} answered {right} of {asked} questions rightly."
     elif found.verdict in ("worse", "better"):
-        text = f"A answers {found.verdict} than B {listed or 'judging by its predictions'}."
+        text = f"A answers {found.verdict} than B {listed}." if listed else "A predicts otherwise than B does."
     elif found.verdict == "undecided":
         text = "This check cannot say whether A answers worse than B."
     elif rows:
@@ -79,7 +79,9 @@ def _points(row: Row) -> str:
 
 def _cards(found: Document, passed: list[Row], two: bool) -> list[tuple[str, str, str]]:
     asked = sum(row.items for row in passed)
-    cards = [("questions", f"{asked:,}", "answered by both" if two else "answered")]
+    cards = []
+    if asked or not found.closeness:
+        cards.append(("questions", f"{asked:,}", "answered by both" if two else "answered"))
     if asked:
         right = sum(row.score * row.items for row in passed) / asked
         cards.append(("A right" if two else "right", f"{right:.0%}", "of all questions"))
