@@ -82,6 +82,14 @@ def test_answers_that_change_beside_others_are_a_concern_where_they_are_spoilt()
     assert not other.concern
 
 
+def test_a_probe_of_which_most_questions_fail_is_a_concern() -> None:
+    server = Fickle()
+    server.fails = lambda _: True
+    for found in (probed(server)[name] for name in (BESIDE, SEED)):
+        assert found.concern
+        assert f"{ASKED} of {ASKED} questions failed" in found.note
+
+
 def test_a_seed_that_reproduces_nothing_is_a_concern():
     found = probed(Fickle(chance=True))[SEED]
     assert found.counts == {"A": ASKED}

@@ -36,6 +36,7 @@ class Found:
     of: int = 0
     worse: int = 0  # right before, wrong now, or with a sign of a broken answer that was not there
     better: int = 0
+    failed: int = 0  # questions without an answer
     notes: list[str] = field(default_factory=list)
 
 
@@ -83,7 +84,9 @@ def row(name: str, servers: dict[str, Found]) -> Sanity:
         name=name,
         counts={server: each.changed for server, each in servers.items()},
         of={server: each.of for server, each in servers.items()},
-        concern=first.worse > first.better + 1 or (expected_same and 2 * first.changed > first.of),
+        concern=first.worse > first.better + 1
+        or (expected_same and 2 * first.changed > first.of)
+        or first.failed > first.of,
         note="; ".join(notes),
     )
 
@@ -126,9 +129,9 @@ class _Asker:
             change = _quality(item, second) - _quality(item, first)
             found.worse += change < 0
             found.better += change > 0
-        failed = len(before) - found.of
-        if failed:
-            found.notes.append(f"{failed} of {len(before)} questions failed")
+        found.failed = len(before) - found.of
+        if found.failed:
+            found.notes.append(f"{found.failed} of {len(before)} questions failed")
         return found
 
     async def undrafted(self, alone: Sequence[Reply]) -> Found:
