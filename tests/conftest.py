@@ -4,10 +4,14 @@ Tests and the processes they start use one thread: their matrices are small, and
 """
 
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 os.environ["XDG_DATA_HOME"] = "/nonexistent"  # measurements of whoever runs the tests are none of theirs
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background, where what tests interrupt inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.recipes.formats.command import LONGEST, CommandError, fill, fill_format, statements, take_apart
+from stoker.recipes.formats.command import LONGEST, CommandError, Word, fill, fill_format, statements, take_apart
 
 
 def test_arguments_over_lines_in_quotes_and_with_comments():
@@ -87,6 +87,23 @@ def test_statements_keep_what_is_in_brackets_together():
         ("f", ";"),
         ("g", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    ("raw", "needs"),
+    [
+        ("'$A'", False),
+        ("\\$A", False),
+        ('"\\$A"', False),
+        ("''\"'\"'`'", False),
+        ('"$A"', True),
+        ("\"'$A'\"", True),
+        ("'a'$B", True),
+        ("`date`", True),
+    ],
+)
+def test_a_dollar_counts_where_a_shell_would_look_at_it(raw, needs):
+    assert Word(raw, "").needs_shell == needs
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda text: "\0" not in text), max_size=5))

@@ -115,4 +115,4 @@ def test_new_text_is_followed_until_the_reader_scrolls_up(stub: Stub) -> None:
     page.locator("#scroll").evaluate("node => node.scrollTo(0, 0)")
     page.locator("#newest").click()
     page.wait_for_function(at_end)
-    assert not page.locator("#newest").is_visible()
+    page.locator("#newest").wait_for(state="hidden")

@@ -16,6 +16,8 @@ _CONTINUED = re.compile(r"\\[ \t]*\n")
 _KEY = re.compile(r"\{([A-Za-z_]\w*)\}")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEEDS_SHELL = re.compile(r"\$[A-Za-z_{(]|`")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_QUOTED = re.compile(rf"""'[^']*'|{_ESCAPED.pattern}|"((?:{_ESCAPED.pattern}|[^"\\])*)\"""", re.DOTALL)
 _REDIRECTED = re.compile(r"(?:\d*|&)(?:>>|<<|>|<)(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -164,8 +166,9 @@ class Word:
 
     @property
     def needs_shell(self) -> bool:
-        """Whether only a shell could tell its value. Between single quotes a $ is a character like others."""
-        return bool(_NEEDS_SHELL.search(re.sub(r"'[^']*'", "", self.raw)))
+        """Whether only a shell could tell its value. Between single quotes, and behind a backslash, a $ is a
+        character like others."""
+        return bool(_NEEDS_SHELL.search(_QUOTED.sub(lambda found: _ESCAPED.sub(" ", found[1] or " "), self.raw)))
 
 
 def _words(statement: str) -> list[Word]:
